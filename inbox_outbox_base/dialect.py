@@ -16,11 +16,11 @@ class Codes(ABC):
     broken: frozenset[Code] = frozenset()
     """The connection is broken, so that a COMMIT has an unknown outcome."""
     passing: frozenset[Code] = frozenset()
-    """Others caused the error, as they cause a deadlock."""
+    """Others caused the error, for example a deadlock."""
     limits: frozenset[Code] = frozenset()
     """A statement was cancelled, or exceeded the server's time limit."""
     lock_timeouts: frozenset[Code] = frozenset()
-    """A wait for a lock ran out, and nothing else happened."""
+    """A wait for a lock ran out, without other consequences."""
     transient: frozenset[Code] = frozenset()
     """Other errors after which the same work may succeed."""
     aborted: frozenset[Code] = frozenset()
@@ -51,7 +51,7 @@ class Codes(ABC):
         return code in self.lock_timeouts or code in self.limits
 
     def misses_table(self, code: Code, is_there: Callable[[], bool]) -> bool:
-        """Whether a table or its schema does not exist; `is_there` looks, where no code tells."""
+        """Whether a table or its schema does not exist; `is_there` looks if the code does not tell."""
         return code in self.table_missing
 
     def is_refusal(self, code: Code) -> bool:
@@ -65,7 +65,7 @@ class Codes(ABC):
 
 
 class Storing:
-    """One subclass for each database. A type is None where the portable one will do."""
+    """One subclass for each database. A type is None if the portable one will do."""
 
     now = "clock_timestamp()"
     """The database's own clock, in UTC."""
@@ -128,7 +128,7 @@ class Connecting:
     driver: str
     """SQLAlchemy's name of our driver."""
     is_default = False
-    """Whether SQLAlchemy uses it where a URL names none."""
+    """Whether SQLAlchemy uses it if a URL names no driver."""
     aliases: tuple[str, ...] = ()
     """Other names of the database in URLs."""
     extra: str | None = None
@@ -164,13 +164,13 @@ class Migrating(ABC):
     """One subclass for each database."""
 
     isolation: Literal["READ COMMITTED", "SERIALIZABLE"] = "READ COMMITTED"
-    """A snapshot taken before the wait would hide the changes of the migration before."""
+    """The isolation level: a snapshot from before the wait would hide the previous migration's changes."""
 
     has_schemas = False
     """Whether the tables can be in a schema inside the database."""
 
     commits_ddl = False
-    """Whether DDL commits what came before it, and itself."""
+    """Whether DDL commits itself and what came before it."""
 
     starts_over = False
     """Whether a migration that waited too long for a table starts over, until a minute has passed."""
@@ -180,7 +180,7 @@ class Migrating(ABC):
         """Prevent other migrations until this transaction, or this session, is over.
 
         Args:
-            seconds: how long to wait for another migration; a driver error or False means that it took
-                longer.
-            table_seconds: how long each statement after this may wait for a table, where that can be limited.
+            seconds: how long to wait for another migration; if it takes longer, return False or let the
+                driver raise.
+            table_seconds: how long each later statement may wait for a table, if that can be limited.
         """

@@ -1,4 +1,4 @@
-"""Supported databases. A new one is a folder in `databases/` and its line here."""
+"""Supported databases. A new one is a folder in `databases/` and a line here."""
 
 from functools import cache
 from importlib import import_module

@@ -14,9 +14,9 @@ class Suite:
     """A test class to inherit from: the subclass says how to reach the adapter and its server."""
 
     cannot: ClassVar[Mapping[str, str]] = {}
-    """Tests that your adapter cannot pass, by their names, with the reason: they are skipped and show it."""
+    """By name, the tests that your adapter cannot pass, with the reason: they are skipped and show it."""
     patience: ClassVar[float] = 60.0
-    """Seconds to wait for what usually takes milliseconds."""
+    """Seconds to wait for things that usually take milliseconds."""
 
     @pytest.fixture(autouse=True)
     def _skips_what_it_cannot(self, request: pytest.FixtureRequest) -> None:
@@ -28,7 +28,7 @@ class Suite:
             pytest.skip(f"{type(self).__name__} cannot: {self.cannot[name]}")
 
     def freeze(self) -> None:
-        """Optional: let the server do nothing until `thaw`, with its connections open, as SIGSTOP does."""
+        """Optional: stop the server until `thaw`, with its connections open, as SIGSTOP does."""
         self._lacks("freeze and thaw")
 
     def thaw(self) -> None:
@@ -40,7 +40,7 @@ class Suite:
         self._lacks("kill and start")
 
     def start(self) -> None:
-        """Optional: start the server again after `kill`, with everything that it had confirmed."""
+        """Optional: start the server again after `kill`; it must have all that it had confirmed."""
         self._lacks("kill and start")
 
     def _lacks(self, what: str) -> NoReturn:
@@ -59,7 +59,7 @@ class Suite:
 
 
 class Running(Generic[T]):
-    """A function that runs in a thread from now on. If it hangs, the tests end all the same."""
+    """A function that runs in a thread from now on. Even if it hangs, the tests end."""
 
     def __init__(self, work: Callable[[], T]) -> None:
         self._work = work

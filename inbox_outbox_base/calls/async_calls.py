@@ -15,8 +15,8 @@ GRACE = 10.0
 
 
 async def begin(work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """Run synchronous code that makes `uninterrupted` calls, and keep its result. A cancellation that had to
-    wait for such a call is raised where the task waits next, or here in place of an error."""
+    """Run synchronous code that makes `uninterrupted` calls, and return its result. If a cancellation had to
+    wait for such a call, it is raised where the task waits next; if the code raised, here instead."""
     try:
         return await greenlet_spawn(work, *args, **kwargs)
     except Exception:
@@ -39,7 +39,7 @@ async def checkpoint() -> None:
 def uninterrupted(work: Callable[[], T]) -> T:
     """Inside `run`: let a call finish even if the task is cancelled; `run` then raises the cancellation.
 
-    A call that takes ten seconds more is cancelled, and its outcome is unknown.
+    A call that takes more than ten seconds longer is cancelled, and its outcome is unknown.
     """
     call = asyncio.ensure_future(greenlet_spawn(work))
     await_only(wait_for(call))
@@ -51,7 +51,7 @@ async def wait_for(call: asyncio.Future[Any]) -> None:
     next.
 
     Raises:
-        CancelledError: the call took ten seconds more, and was cancelled as well.
+        CancelledError: the call took more than ten seconds longer, and was cancelled as well.
     """
     try:
         await asyncio.wait([call])

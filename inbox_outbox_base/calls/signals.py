@@ -1,4 +1,4 @@
-"""Signals that ask a program to stop, and how to tell a handler that failed from one that was interrupted."""
+"""Signals that ask a program to stop, and whether a handler has failed or was interrupted."""
 
 import asyncio
 import signal
@@ -15,7 +15,7 @@ is_stopping: ContextVar[Callable[[], bool]] = ContextVar("inbox_is_stopping", de
 class SignalSafeEvent:
     """Wakes a waiting thread; any thread or signal handler can set it, and a wait resets it.
 
-    A `threading.Event` does not do: a signal handler that sets it may wait for itself. Nor does a
+    A `threading.Event` would not work: a signal handler that sets it may wait for itself. Nor would a
     SimpleQueue: CPython's `get` waits for ever if a signal handler returns after the timeout.
     """
 
@@ -54,8 +54,8 @@ def original(error: BaseException) -> BaseException:
 def is_interruption(error: BaseException) -> bool:
     """Whether this error, which is not an Exception, was requested from outside.
 
-    A SystemExit raised by the handler's own code was not, nor was a CancelledError of something that it
-    waited for: they would come back with every delivery.
+    A SystemExit raised by the handler's own code was not requested, nor was a CancelledError of something
+    that the handler waited for: they would come back with every delivery.
     """
     if isinstance(error, asyncio.CancelledError):
         return _is_cancelled()

@@ -1,4 +1,4 @@
-"""What connecting to a database takes: its driver, and what its URLs may contain."""
+"""How to connect to a database: its driver, and what its URLs may contain."""
 
 from functools import cache
 
@@ -16,7 +16,7 @@ def connecting(dialect: str) -> Connecting:
 
 @cache
 def drivers() -> dict[str, str]:
-    """What a URL has to name as its driver, by the name of the database alone."""
+    """By a database's bare name in a URL, its name with our driver."""
     return {
         name: f"{dialect}+{connecting(dialect).driver}"
         for dialect in FOLDERS

@@ -60,7 +60,7 @@ def _encode_parts(parts: tuple[object, ...]) -> str:
 
 
 def _part(key: object, part: object) -> str | int:
-    """Text or a number; of a subclass of text (a member of an Enum), its plain text."""
+    """Text or a number; for a subclass of text, such as an Enum's member, its plain text."""
     if isinstance(part, str):
         return str.__str__(part)
     if isinstance(part, UUID):
@@ -81,7 +81,7 @@ def _short(text: str) -> str:
 
 def digest(payload: Any) -> bytes | None:
     """A 16-byte BLAKE2b digest: of bytes unchanged, of text as UTF-8, of everything else as JSON in a fixed
-    form. The order of an object's members does not count, nor whether a whole number is 10 or 10.0.
+    form. Neither the order of an object's members counts, nor whether a whole number is 10 or 10.0.
 
     Raises:
         InvalidOption: the payload is none of these.
@@ -94,7 +94,7 @@ def digest(payload: Any) -> bytes | None:
         return blake2b(payload.encode("utf-8", "surrogatepass"), digest_size=16).digest()
     try:
         text = _canonical(payload)
-        if ".0" in text or "e+" in text:  # as whole numbers in a float are written, among others
+        if ".0" in text or "e+" in text:  # there may be floats that are whole numbers
             text = _canonical(_with_whole_numbers(payload))
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidOption(f"payload: expected bytes, str or a JSON value: {error}") from None
@@ -104,7 +104,7 @@ def digest(payload: Any) -> bytes | None:
 def is_mismatch(given: bytes | None, stored: bytes | None) -> bool:
     """Whether two messages of one key have different payloads, by their digests.
 
-    Without a digest on one side, nobody can tell two payloads apart, and the key alone decides.
+    If one of the digests is missing, nobody can tell the payloads apart, and the key alone decides.
     """
     return given is not None and stored is not None and given != stored
 

@@ -1,6 +1,6 @@
 """Checks of callers' arguments: one clear error that names the option and the value.
 
-`error` is the class of the package whose option it is.
+`error` is the error class of the package that has the option.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ LONGEST_CONSUMER = 128
 """The most bytes of UTF-8 in a consumer's name."""
 
 LONGEST_TIME = timedelta(days=36_500).total_seconds()
-"""A hundred years, in seconds: more could exceed the calendar."""
+"""A hundred years, in seconds: a longer time could exceed the calendar."""
 
 LONGEST_WAIT = timedelta(days=1).total_seconds()
 """A day, in seconds: databases count the milliseconds of a wait in 32 bits."""

@@ -29,7 +29,7 @@ def encode_result(result: Any) -> str:
 
 
 def normalised(result: Any) -> Any:
-    """A result as a duplicate will see it: after a round trip through JSON.
+    """A result as a duplicate will see it: encoded as JSON and decoded.
 
     Raises:
         InvalidResult: not JSON, or more than a million bytes of JSON.

@@ -1,4 +1,4 @@
-"""How long a key must be kept so that no duplicate can arrive after it was forgotten."""
+"""How long a key must be kept: until no duplicate of its message can arrive any more."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 from .options import aware, seconds
 
 MARGIN = timedelta(minutes=1)
-"""Rows outlive the retention by this much, so that a message judged young enough a moment ago still finds its
-row."""
+"""Rows are kept this much longer than the retention, so that a message found young enough a moment ago still
+finds its row."""
 
 
 _SKEW = timedelta(days=1)
@@ -16,12 +16,12 @@ _SKEW = timedelta(days=1)
 
 @dataclass(frozen=True, slots=True, init=False)
 class Retention:
-    """A key is kept for `broker` + `producer` + `network`, 7 days unless told otherwise.
+    """A key is kept for `broker` + `producer` + `network`, by default 7 days.
 
-    A duplicate can still arrive while the broker keeps a message (`broker`), after the producer has resent
-    for as long as it does (`producer`), and after the longest delay on the network (`network`). If you know
-    how old the broker's oldest unconsumed message is, `horizon` needs no broker maximum. Both formulas are
-    those of Tencent's notes on exactly-once consumption with CMQ.
+    A duplicate may arrive late for three reasons: the producer resends the message (`producer`), it is
+    delayed on the network (`network`), and the broker keeps it (`broker`). If you know how old the broker's
+    oldest unconsumed message is, `horizon` needs no broker maximum. Both formulas are those of Tencent's
+    notes on exactly-once consumption with CMQ.
 
     Args:
         broker: the longest time that the broker keeps a message, in seconds or as `timedelta`.
@@ -58,7 +58,7 @@ class Retention:
         return self.broker + self.producer + self.network
 
     def surely_covers(self, made: datetime) -> bool:
-        """Whether a message is so young that the worker's own clock is enough to tell."""
+        """Whether the worker's own clock is enough to tell that a message is young enough."""
         return datetime.now(UTC) - made < self.duration - _SKEW
 
     def horizon(self, now: datetime, oldest_unconsumed: datetime | None = None) -> datetime:
@@ -66,8 +66,8 @@ class Retention:
 
         Args:
             now: the database's clock.
-            oldest_unconsumed: when the oldest message that the broker still holds was produced; then the
-                margins count from there, and the broker's maximum does not matter.
+            oldest_unconsumed: when the oldest message that the broker still holds was produced; with it, the
+                margins count from then, and the broker's maximum does not matter.
         """
         if oldest_unconsumed is None:
             return aware("now", now) - self.duration - MARGIN

@@ -15,15 +15,15 @@ def database_url(text: str, option: str = "url", *, error: type[InvalidOption] =
     """The URL, with the inbox's driver where none is named.
 
     Raises:
-        InvalidOption: not a database URL, or one whose password was cut short by an "@" in it. The error does
-            not repeat the text, which may contain a password.
+        InvalidOption: not a database URL, or an "@" in the password has cut the password short. The error
+            does not repeat the text, which may contain a password.
     """
     try:
         url = make_url(text)
     except (ArgumentError, ValueError):
         raise error(f"{option}: expected something like postgresql://user@host/database") from None
     if url.password is not None and "@" in f"{url.host}{url.database}":
-        # Text after the first "@" would become the host, and appear in the driver's errors.
+        # The text after the first "@" would become the host, and appear in the driver's errors.
         raise error(f"{option}: write @ as %40 in the password and in the database's name")
     url = url.set(drivername=drivers().get(url.drivername, url.drivername))
     for_engine(url, option, error=error)

@@ -116,7 +116,7 @@ def text(column: pa.Array) -> pa.Array:
     if pa.types.is_duration(column.type):
         return pc.binary_join_element_wise(column.cast(pa.int64()).cast(pa.string()), " microseconds", "")
     if pa.types.is_timestamp(column.type) and column.type.tz is not None:
-        # As text, an offset has no seconds, which zones had before standard time.
+        # The text of an offset has no seconds, but offsets had seconds before standard time.
         column = column.cast(pa.timestamp(column.type.unit, "UTC"))
     return column if pa.types.is_string(column.type) else column.cast(pa.string())
 

@@ -79,7 +79,7 @@ def four_digit_years(name: str, kind: pa.DataType) -> Converter:
 
 
 def whole(name: str, digits: int) -> Converter | None:
-    """At most as many fractional digits of a second as the target keeps; it would round more."""
+    """At most as many fractional digits of a second as the target keeps; it would round the rest."""
     if digits >= 6:
         return None
     step = 10 ** (6 - digits)
@@ -92,7 +92,7 @@ def whole(name: str, digits: int) -> Converter | None:
 
 
 def at_most(name: str, longest: int, length: Callable[[pa.Array], pa.Array], unit: str) -> Converter:
-    """No longer text, not even by trailing spaces, which would be cut off silently."""
+    """No longer text; not even trailing spaces, which the database would cut off silently."""
     return refuse(
         name,
         lambda column: pc.greater(length(column), longest),

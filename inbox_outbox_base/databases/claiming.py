@@ -26,7 +26,7 @@ class Claiming:
     def add_or_look(
         self, connection: Connection, tables: Tables, new: dict[str, Any]
     ) -> tuple[datetime, Fields | int] | None:
-        """The database's clock, and either the record that was there or the token of the new one; None if the
+        """The database's clock, and the record if there was one, else the new record's token; None if the
         record was deleted in between."""
         where = {"consumer_": new["consumer"], "key_": new["key"]}
         now, found = self.look(connection, tables, where)
@@ -45,8 +45,8 @@ class Claiming:
     def renew(self, connection: Connection, tables: Tables, claims: dict[str, Any], lease: float) -> None:
         """Renew the leases of some claims, in seconds; skip locked rows.
 
-        One by one: an UPDATE cannot skip locked rows, and with a list MySQL's optimizer may scan beyond it
-        and wait for other rows.
+        It renews one by one: an UPDATE cannot skip locked rows, and with a list of rows, MySQL's optimizer
+        may scan more than these and wait for others.
         """
         unlocked = connection.execute(claiming_statements.unlocked(tables), claims).all()
         statement = claiming_statements.write(tables, frozenset({"lease"}), claiming_statements.HELD)
@@ -55,7 +55,7 @@ class Claiming:
             try:
                 connection.execute(statement, held | {"lease": lease})
             except DBAPIError as error:
-                if not codes.ends_wait(error):  # somebody has just locked it
+                if not codes.ends_wait(error):  # otherwise somebody has just locked it
                     raise
 
     def lock(self, connection: Connection, tables: Tables, held: dict[str, Any]) -> bool:

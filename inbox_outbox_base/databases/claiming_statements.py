@@ -1,4 +1,4 @@
-"""The statements of status-table mode that mean the same on every database: pure, built once, executed
+"""The statements of status-table mode that are the same on every database: pure, built once, executed
 elsewhere."""
 
 from collections.abc import Iterable
@@ -45,14 +45,14 @@ HELD = frozenset({Status.CONSUMING.value})
 
 IDENTITY = ("consumer", "key")
 GIVEN = ("consumer", "key", "claim", "owner", "digest")
-"""The fields of a new record that its claim supplies."""
+"""The fields of a new record that come from its claim."""
 
 
 class clock_token(FunctionElement[int]):  # noqa: N801
     """Microseconds since 1970 by the database's clock: a key's first token.
 
-    A later one is larger by at least one, and one after the record was purged is the clock again. Each
-    database's `claiming.py` says how to compile it.
+    Each later token is larger by at least one; after the record was purged, the next one is the clock again.
+    Each database's `claiming.py` says how to compile it.
     """
 
     inherit_cache = True
@@ -78,7 +78,7 @@ def waits(seconds: float) -> lock_timeout:
 
 
 def after(name: str) -> from_now:
-    """As many seconds from now as this parameter says."""
+    """The time that is this parameter's number of seconds from now."""
     return from_now(bindparam(name, type_=Float))
 
 
@@ -116,7 +116,7 @@ def look(tables: Tables) -> Select[Any]:
 
 @cache
 def take_over(tables: Tables) -> Update:
-    """Take the record over, if it is still as it was read and nobody holds it."""
+    """Take the record over, if it has not changed since it was read and nobody holds it."""
     c = tables.status.c
     return (
         update(tables.status)
@@ -138,8 +138,8 @@ def take_over(tables: Tables) -> Update:
 
 @cache
 def bury(tables: Tables) -> Update:
-    """Write the status that a claim found into the record, if it is still as it was read and nobody holds
-    it."""
+    """Write the status that a claim found into the record, if it has not changed since it was read and nobody
+    holds it."""
     c = tables.status.c
     names = ("status", "token", "error", "history", "payload")
     return (
@@ -165,15 +165,14 @@ def write(tables: Tables, names: frozenset[str], among: frozenset[str]) -> Updat
         else:
             values[name] = bindparam(name, type_=c[name].type)
     if "status" in names:
-        # `updated_at` is the last change of status, from which the retention counts: heartbeats and steps
-        # leave it.
+        # The retention counts from `updated_at`, the last change of status: heartbeats and steps leave it.
         values |= {"lease_until": null(), "updated_at": utcnow()}
     return update(tables.status).where(held(tables, among), waits(WRITE_WAIT)).values(values)
 
 
 @cache
 def unlocked(tables: Tables) -> Select[Any]:
-    """Which of some claims have a row that nobody has locked."""
+    """The claims among these whose row nobody has locked."""
     return leases(tables).with_for_update(skip_locked=True)
 
 
@@ -187,7 +186,7 @@ def leases(tables: Tables) -> Select[Any]:
 def among_claims(tables: Tables) -> ColumnElement[bool]:
     """The record belongs to one of these claims, which still holds it."""
     c = tables.status.c
-    # With the token: a record that was taken over meanwhile is somebody else's to renew.
+    # With the token: a record that was taken over meanwhile belongs to somebody else.
     claims = tuple_(c.key, c.token).in_(bindparam("claims", expanding=True))
     ours = c.consumer == bindparam("consumer_", type_=c.consumer.type)
     return and_(ours, claims, c.status == literal_column(f"'{Status.CONSUMING.value}'"))
@@ -195,13 +194,13 @@ def among_claims(tables: Tables) -> ColumnElement[bool]:
 
 @cache
 def record_step(tables: Tables) -> Update:
-    """Write the steps, a witness and a renewed lease into the record that this same transaction has
-    locked by writing the witness."""
+    """Write the steps, a witness and a renewed lease into the record; this transaction has locked it by
+    writing the witness."""
     return step_where(tables, tables.status.c.claim == _witness(tables))
 
 
 def step_where(tables: Tables, own: ColumnElement[bool]) -> Update:
-    """The same for a record that this transaction has locked as a condition says."""
+    """The same, with the condition that tells that this transaction has locked the record."""
     c, witness = tables.status.c, _witness(tables)
     values = {"steps": bindparam("steps"), "undos": bindparam("undos"), "claim": witness}
     return (
@@ -222,7 +221,7 @@ def forget(tables: Tables, among: frozenset[str]) -> Delete:
 
 
 def _as_judged(tables: Tables) -> ColumnElement[bool]:
-    """Nobody holds the record, and its holder changed nothing by which it was judged."""
+    """Nobody holds the record, and the values that the claim judged have not changed."""
     c = tables.status.c
     unheld = c.lease_until.is_(None) | (c.lease_until <= utcnow())
     seen = [c[name] == bindparam(f"{name}_") for name in ("token", "status", "undos")]

@@ -14,7 +14,7 @@ class Unreadable(ValueError):
 
 
 _Open: Any = make_dataclass("_Open", [each.name for each in fields(Envelope)], slots=True)
-"""What becomes an `Envelope`: the fields of a frozen class take three times as long to set."""
+"""An `Envelope` before it is frozen: the fields of a frozen class take three times as long to set."""
 
 _decode = json.JSONDecoder().decode  # what json.loads() calls after its checks
 
@@ -42,13 +42,13 @@ class Letter:
     """How many attempts ended without an answer."""
     state: str
     retry_at: datetime | None
-    """Before the first attempt, when a delayed message was due."""
+    """When it may be sent again; for a delayed message that was never sent, when it was due."""
     own_id: bool | None
     """Not None if the producer chose its id."""
     failing_since: datetime | None
     """When its first failed send was recorded."""
     failing_for: float = 0.0
-    """Seconds since then, when it was chosen for this send."""
+    """Seconds from then until it was chosen for this send."""
     damage: str | None = None
     """Why it can never be sent, if the row cannot be read as a message."""
 
@@ -59,7 +59,7 @@ class Letter:
 
     @property
     def is_new(self) -> bool:
-        """Whether it has never been sent, and nothing prevents that."""
+        """Whether it has never been sent, and can be sent."""
         return self.attempts == 0 and self.state == "pending" and self.damage is None
 
     @property
@@ -85,7 +85,7 @@ def read(row: Any) -> Letter:
 
 
 def read_loose(row: Any) -> Letter:
-    """The same if a column may hold a value of another type than declared."""
+    """The same for columns that may hold values of other types than declared."""
     letter = read(row)
     if not (type(letter.attempts) is int and type(letter.unanswered) is int):
         letter.attempts = letter.unanswered = 0
@@ -98,7 +98,7 @@ def read_loose(row: Any) -> Letter:
     try:
         if type(letter.payload) is not bytes:
             check_payload(letter.payload)
-        # Text in ASCII is valid whatever its bytes, and most is: only other text is looked at more closely.
+        # Most text is ASCII, which is always valid: only other text needs a closer look.
         if not (type(topic) is str and topic.isascii()):
             _check_text("topic", topic)
         if not (key is None or (type(key) is str and key.isascii())):

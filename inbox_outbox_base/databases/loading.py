@@ -25,7 +25,7 @@ def is_newer(given: ColumnElement[Any], stored: ColumnElement[Any]) -> ColumnEle
 
 
 _RACES = 10
-"""How often an INSERT may meet other writers' keys; after that, a key of its own is taken for the cause."""
+"""How often an INSERT may meet other writers' keys; after that, the cause must be one of its own keys."""
 
 
 class Loading(ABC):
@@ -47,13 +47,12 @@ class Loading(ABC):
     """Options of a temporary table."""
 
     def isolation_level(self, wanted: str | None) -> str:
-        """The isolation level of a transaction for which this one is wanted."""
+        """The isolation level to use if the options ask for this one."""
         return wanted or self.isolation
 
     @abstractmethod
     def guard(self, connection: Connection, write: Write) -> None:
-        """Begin the transaction, with limits on waiting that the server enforces even if this process
-        dies."""
+        """Begin the transaction, with time limits that the server enforces even if this process dies."""
 
     @abstractmethod
     def targets(self, connection: Connection, write: Write) -> list[Target]:
@@ -71,15 +70,15 @@ class Loading(ABC):
         how: Append | Upsert,
         key: Sequence[str] | None,
     ) -> None:
-        """Let the server plan the statement that will write rows to a target, where it can; `key` if `add`
-        will do so.
+        """Let the server plan the statement that will write rows to a target, if it can; `key` if `add` will
+        write them.
 
         Raises:
             DBAPIError: the server refuses it.
         """
 
     def refuses(self, code: Code | None) -> bool:
-        """Whether an error of `check` means that no such statement will ever run, whatever its rows are."""
+        """Whether an error of `check` means that such a statement can never run, whatever its rows are."""
         return True
 
     @abstractmethod
@@ -92,17 +91,17 @@ class Loading(ABC):
 
     @abstractmethod
     def note(self, connection: Connection, tables: Tables, row: dict[str, Any]) -> int | None:
-        """Begin a row of the ledger, and return its id. Waits for another transaction that is writing it;
-        None if that one committed."""
+        """Begin a row of the ledger, and return its id. If another transaction is writing the row, wait for
+        it; None if that one committed."""
 
     @abstractmethod
     def take(self, connection: Connection, claim: WriterClaim, given: pa.Table) -> TakenKeys:
-        """Insert inbox rows for the column `key`, whose keys are distinct and in byte order, and the digests,
-        if there is a column `digest`."""
+        """Insert inbox rows for the keys in the column `key`, which are distinct and in byte order; with
+        digests, if there is a column `digest`."""
 
     @abstractmethod
     def found(self, connection: Connection, tables: Tables, consumer: str, keys: pa.StringArray) -> KnownKeys:
-        """Those of the keys that are in the inbox."""
+        """The keys among these that are in the inbox."""
 
     @abstractmethod
     def load(
@@ -134,7 +133,7 @@ class Loading(ABC):
         return self.upsert(connection, target, names, rows, how)
 
     def beside_others(self, connection: Connection, insert: Callable[[], int]) -> int:
-        """The result of an INSERT; it is repeated if it meets keys that other writers commit meanwhile."""
+        """The result of an INSERT, which is repeated if other writers commit its keys meanwhile."""
 
         def is_taken(error: Exception, _: int = 0) -> bool:
             return isinstance(error, DBAPIError) and codes.code_of(error) in self.taken
@@ -150,18 +149,18 @@ class Loading(ABC):
             savepoint.commit()
             return rows
 
-        # Without pauses: the others have committed.
+        # Without pauses: the other writers have committed.
         return retry(once, _RACES, is_taken, sleep=lambda _: None)
 
     def announce(self, connection: Connection, claim: WriterClaim) -> None:  # noqa: B027 - optional
         """Announce that keys of this consumer are about to be taken in bulk."""
 
     def by_index(self, connection: Connection) -> AbstractContextManager[None]:
-        """Statements in the body walk through an index, in its order."""
+        """Statements in the body read by an index, in its order."""
         return nullcontext()
 
     def can_load_into(self, connection: Connection, write: Write) -> bool:
-        """Whether `load` can write to the target itself when every column is the same there."""
+        """Whether `load` can write to the target itself, if every column has the same type there."""
         return False
 
     def slot(self, connection: Connection, write: Write) -> bool:
@@ -171,7 +170,7 @@ class Loading(ABC):
 
 @contextmanager
 def driver_errors(connection: Connection) -> Iterator[None]:
-    """Raise the driver's errors in a call that bypasses SQLAlchemy as SQLAlchemy raises them."""
+    """Raise the driver's errors as SQLAlchemy does, for a call that bypasses it."""
     dialect = connection.dialect
     try:
         yield
@@ -194,7 +193,7 @@ def unfit(field: pa.Field, target: Target) -> ColumnMismatch:
 
 
 def unknown(field: pa.Field) -> ColumnMismatch:
-    """The error for a column of a type that no database here has."""
+    """The error for a column whose type no database here has."""
     return ColumnMismatch(
         f"column {field.name!r}: the type {field.type} cannot be written; cast it or use to_json first"
     )

@@ -16,7 +16,7 @@ from inbox_outbox_base.tables.inbox import Tables
 from .results import Results
 
 _AT_ONCE = 10_000
-"""How many rows of an answer are in memory beside what is kept of them."""
+"""How many rows of an answer are in memory at a time, beside the values kept of them."""
 
 
 class Write(Protocol):
@@ -61,7 +61,7 @@ class Target:
     kind: str
     """The type's bare name in lower case; for a domain, the type beneath it."""
     full: str
-    """The type's text in a CAST, without a length that the CAST would silently cut to."""
+    """The type's text in a CAST, without a length: to that, the CAST would cut values silently."""
     scale: int | None
     """For an exact number: digits after the decimal point, if limited."""
     required: bool
@@ -95,7 +95,7 @@ class Column:
     convert: Callable[[pa.Array], pa.Array] | None = None
     """The conversion to the form that is sent, if it is not Arrow's own."""
     compared: str | None = None
-    """The type in the temporary table where values must compare as they do in the target, if not `staged`."""
+    """The type in a temporary table whose values must compare as in the target, if it is not `staged`."""
 
     def __post_init__(self) -> None:
         # SQLAlchemy does not know every keyword of every server.

@@ -1,4 +1,4 @@
-"""The statements about relays, their leases and their buckets, which mean the same on every database."""
+"""The statements about relays, their leases and their buckets, which are the same on every database."""
 
 from functools import cache
 from typing import Any
@@ -76,7 +76,7 @@ def join(tables: OutboxTables) -> Insert:
 
 @cache
 def renew(tables: OutboxTables) -> Update:
-    """Renew a relay's lease, if the relay still has it, and knows all generations of buckets."""
+    """Renew a relay's lease, if the relay still has it and knows the newest generation of buckets."""
     c = tables.relay.c
     mine = and_(c.epoch == bindparam("epoch_"), c.generation == bindparam("generation_"))
     return update(tables.relay).where(mine).values(lease_until=in_seconds("lease"))

@@ -12,7 +12,7 @@ from inbox_outbox_base.errors.inbox import TablesMissing
 def raise_clearer(
     connection: Connection, table: Table, error: DBAPIError, clearer: type[TablesMissing] = TablesMissing
 ) -> NoReturn:
-    """Raise the error, or a clearer one if our tables, such as this one, do not exist."""
+    """Raise the error, or a clearer one if our tables (this one is looked for) do not exist."""
     if codes.is_table_missing(error, lambda: inspect(connection).has_table(table.name)):
         raise clearer(missing_table(table)) from error
     raise error

@@ -18,7 +18,7 @@ class Notifying(ABC):
 
     @abstractmethod
     def notify(self, connection: Connection, payload: str) -> None:
-        """Send a notification with the transaction on this connection."""
+        """Send a notification when the transaction on this connection commits."""
 
     @abstractmethod
     def session(self, connection: Connection) -> int:
@@ -30,7 +30,7 @@ class Notifying(ABC):
 
     @abstractmethod
     def unlisten(self, connection: Connection) -> None:
-        """Stop receiving them from the next COMMIT on."""
+        """Stop receiving notifications from the next COMMIT on."""
 
     @abstractmethod
     def is_pooled(self, driver: Any, session: int | None) -> bool:

@@ -1,4 +1,4 @@
-"""How rows are loaded where an INSERT has an ON CONFLICT clause: PostgreSQL and SQLite."""
+"""How rows are loaded on databases with ON CONFLICT: PostgreSQL and SQLite."""
 
 from abc import abstractmethod
 from collections.abc import Sequence

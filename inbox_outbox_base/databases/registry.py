@@ -26,8 +26,8 @@ def taking(dialect: str) -> "Taking":
     """How to take messages on a database.
 
     Raises:
-        UnsupportedDatabase: a dialect that is not proven. A statement that compiles need not mean the same:
-            some dialects silently drop lock clauses on which a guarantee depends.
+        UnsupportedDatabase: a dialect that is not proven. Even if a statement compiles there, its meaning may
+            differ: some dialects silently drop lock clauses on which a guarantee depends.
     """
     return _class("taking", dialect)()  # type: ignore[no-any-return]
 
@@ -71,7 +71,7 @@ def notifying(dialect: str) -> "Notifying | None":
 
 
 def loading(dialect: str) -> "Loading":
-    """How to load many rows into a database: one object for each write, which remembers its findings.
+    """How to load many rows into a database: a new object for each write, because it remembers what it finds.
 
     Raises:
         UnsupportedDatabase: a dialect that is not proven.
@@ -92,5 +92,5 @@ def _class(contract: str, dialect: str) -> Any:
     if dialect not in FOLDERS:
         known = ", ".join(FOLDERS)
         raise UnsupportedDatabase(f"dialect={dialect!r}: only {known} are supported")
-    codes.databases()  # loaded now: at the first error there may be no file left to open
+    codes.databases()  # load them now: after an error, there may be no file descriptor left
     return part(contract, dialect)

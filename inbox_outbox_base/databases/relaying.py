@@ -32,12 +32,12 @@ class Scan:
     paused: Sequence[str]
     """Topics whose messages wait."""
     light: int
-    """Bytes of payload up to which the scan reads it."""
+    """The largest payload, in bytes, that the scan reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What is in a part of a bucket."""
+    """The number of messages in a part of a bucket, and the sum of their sequences."""
 
     messages: int
     total: int
@@ -55,8 +55,8 @@ class ScanResult:
     seen: set[int]
     """Buckets that were read to their end."""
     passed: Mapping[int, tuple[Tally, int]] = field(default_factory=dict)
-    """By bucket, the messages of paused topics in what was read, and the highest sequence of them; unless the
-    database says who is writing."""
+    """By bucket, the tally of paused messages that the scan passed, and their highest sequence; empty if the
+    database lists open writers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +66,12 @@ class Writers:
     highest: int
     """The highest sequence that has been drawn."""
     transactions: frozenset[str]
-    """Transactions that may have drawn a sequence up to that."""
+    """Transactions that may have drawn a sequence up to `highest`."""
     origin: str
-    """Where the sequences come from: another server, a restarted one, or a sequence that was started over may
-    draw numbers again."""
+    """Where the sequences come from. It changes with another server, a restart, or a sequence that was
+    started over: all of these may draw numbers again."""
     are_prepared: bool
-    """Whether one of them is prepared for a two-phase commit; after that it is not known by its former
-    name."""
+    """Whether one of them is prepared for a two-phase commit: it has lost its former name."""
 
 
 class Relaying:
@@ -82,13 +81,13 @@ class Relaying:
     """The isolation level of a relay's transactions: commits of others must be visible immediately."""
 
     retiring_isolation: Literal["READ COMMITTED", "READ UNCOMMITTED", "SERIALIZABLE"] = "READ COMMITTED"
-    """The isolation level of a transaction that retires buckets: it should see what is not committed yet."""
+    """The isolation level of a transaction that retires buckets: if possible, it sees uncommitted rows."""
 
     has_notifications = False
     """Whether the database can wake relays of other processes; if so, its folder holds `notifying.py`."""
 
     tells_writers = False
-    """Whether `writers` says who may still commit a low sequence."""
+    """Whether `writers` lists the transactions that may still commit a low sequence."""
 
     def __init__(self, tables: OutboxTables) -> None:
         self.tables = tables
@@ -102,16 +101,16 @@ class Relaying:
         connection.execute(relaying_statements.add(self.tables, names), completed(rows, names))
 
     def take_ids(self, connection: Connection, ids: Sequence[str]) -> set[str]:
-        """Reserve ids, given in byte order; return those that nobody used. Waits for open transactions that
-        use one of them."""
+        """Reserve ids, which come in byte order; return those that nobody used. Waits for open transactions
+        that use one of the ids."""
         raise NotImplementedError
 
     def prepare(self, connection: Connection) -> None:
         """Prepare a scan in a transaction that has not renewed the lease."""
 
     def renew(self, connection: Connection, epoch: int, generation: int, lease: float) -> bool:
-        """Renew the lease, and lock it until the transaction ends; False if it is lost, or buckets were added
-        since this generation."""
+        """Renew the lease, and lock it until the transaction ends; False if it is lost, or if there is a
+        newer generation of buckets than this."""
         parameters = {"epoch_": epoch, "generation_": generation, "lease": lease}
         return connection.execute(member_statements.renew(self.tables), parameters).rowcount == 1
 
@@ -144,11 +143,11 @@ class Relaying:
         return Tally(messages, int(total or 0)), highest or 0
 
     def _by_bucket(self, read: Select[Any, *tuple[Any, ...]]) -> Select[Any, *tuple[Any, ...]]:
-        """The same statement by the index on buckets and sequences, whatever the statistics say."""
+        """The same statement, made to use the index on buckets and sequences whatever the statistics say."""
         return read
 
     def tally(self, connection: Connection, ends: Mapping[int, int]) -> dict[int, Tally]:
-        """Count the messages of these buckets, each up to a sequence; empty ones may be left out."""
+        """Count the messages of these buckets, each up to a sequence; empty buckets may be left out."""
         statement = relaying_statements.tally(self.tables)
         rows = (connection.execute(statement, {"bucket": each, "end": ends[each]}).one() for each in ends)
         return {bucket: Tally(*row) for bucket, row in zip(ends, rows, strict=True)}
@@ -162,8 +161,8 @@ class Relaying:
         return found
 
     def progress(self, connection: Connection, places: Sequence[tuple[int, int]]) -> dict[int, float]:
-        """By sequence, how many seconds the messages in these places (bucket and sequence) still have to
-        wait; infinite if they are held, and 0 if they need not wait at all. Missing messages are left out."""
+        """By sequence, how many more seconds the messages in these places (bucket and sequence) must wait;
+        infinite for held messages, and 0 for those that need not wait. Missing messages are left out."""
         statement = relaying_statements.progress(self.tables)
         found: dict[int, float] = {}
         for part in parts([sequence for _, sequence in places]):
@@ -178,9 +177,8 @@ class Relaying:
         keys: Sequence[str],
         paused: Sequence[str],
     ) -> list[tuple[str, int, int]]:
-        """Key, bucket and sequence of the oldest message of each of these keys in each of these buckets,
-        without paused topics, and without messages from a sequence on. No message of a bucket is below its
-        `low`."""
+        """Key, bucket and sequence of the oldest message of each of these keys in each of these buckets, if
+        it is below the sequence `high`, without paused topics. No message of a bucket is below its `low`."""
         given: dict[str, Any] = {"buckets": [*lows], "high": high}
         if paused:
             given["paused"] = paused
@@ -200,7 +198,7 @@ class Relaying:
         return found
 
     def left(self, connection: Connection, letters: Sequence[Letter]) -> list[str]:
-        """Ids of those messages that are still in their places."""
+        """Ids of the messages that are still in their places."""
         statement = relaying_statements.ids(self.tables)
         names = {(letter.sequence, letter.id) for letter in letters}
         found: list[str] = []
@@ -227,20 +225,20 @@ class Relaying:
         return list(connection.execute(relaying_statements.due(self.tables), given).scalars())
 
     def writers(self, connection: Connection) -> Writers | None:
-        """Who may still commit a low sequence; None if that cannot be known.
+        """The transactions that may still commit a low sequence; None if the database cannot list them.
 
         Raises:
-            UnsafeSequence: each session caches numbers, so that it cannot be known.
+            UnsafeSequence: each session caches numbers, so the list would not be complete.
         """
         return None
 
     def running(self, connection: Connection) -> frozenset[str]:
-        """The running transactions of others, if `retiring_isolation` does not show their messages; all that
-        are prepared for a two-phase commit are called `PREPARED`."""
+        """The running transactions of others, if `retiring_isolation` does not show their messages; those
+        prepared for a two-phase commit are all called `PREPARED`."""
         return frozenset()
 
     def marks(self, connection: Connection) -> dict[int, int]:
-        """By bucket, the sequence up to which operators need not read: everything there has left."""
+        """By bucket, the sequence up to which everything has left, so that operators need not read it."""
         return {}
 
     def pages(self, connection: Connection) -> int:
@@ -255,7 +253,7 @@ class Relaying:
         return []
 
     def estimate(self, connection: Connection, table: Table) -> int:
-        """Estimated row count; exact where counting an index is cheap."""
+        """The estimated number of rows; exact on databases that count an index cheaply."""
         return int(connection.execute(select(func.count()).select_from(table)).scalar_one())
 
 
@@ -267,7 +265,7 @@ def completed(rows: list[dict[str, Any]], names: tuple[str, ...]) -> list[dict[s
 
 
 def waits(rows: Iterable[Any]) -> dict[int, float]:
-    """How long messages still have to wait, in seconds, by sequence; negative if a wait has ended."""
+    """By sequence, how many more seconds messages must wait; negative if a wait has ended."""
     left: dict[int, float] = {}
     for sequence, state, retry_at, now in rows:
         waits_for_time = 0.0 if retry_at is None else (retry_at - now).total_seconds()
@@ -276,5 +274,5 @@ def waits(rows: Iterable[Any]) -> dict[int, float]:
 
 
 def parts(values: Sequence[Any]) -> Iterable[Sequence[Any]]:
-    """Slices as long as a statement's parameters allow."""
+    """Slices as long as the limit on a statement's parameters allows."""
     return (values[start : start + _MOST_PARAMETERS] for start in range(0, len(values), _MOST_PARAMETERS))

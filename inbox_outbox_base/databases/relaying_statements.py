@@ -1,4 +1,4 @@
-"""The statements about messages that mean the same on every database: pure, built once."""
+"""The statements about messages that are the same on every database: pure, built once."""
 
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -36,7 +36,7 @@ COLUMNS = ("bucket", "id", "topic", "key", "payload", "content_type", "headers")
 """The columns of a new message's row; the rest are the database's defaults."""
 
 OWN_COLUMNS = (*COLUMNS, "own_id")
-"""The same where producers choose the ids."""
+"""The same with the column for ids that producers choose."""
 
 CONTENT = ("id", "bucket", "topic", "key", "payload", "content_type", "headers", "created_at", "own_id")
 """The columns that a message keeps in every table."""
@@ -51,12 +51,12 @@ def _bound(table: Table, *names: str) -> dict[str, ColumnElement[Any]]:
 
 
 def in_seconds(name: str) -> from_now:
-    """That many seconds from now, by the database's clock."""
+    """The time that is this parameter's number of seconds from now, by the database's clock."""
     return from_now(bindparam(name, type_=Float))
 
 
 def _now() -> ColumnElement[Any]:
-    """The database's clock, read once: comparing with a volatile function could not use an index."""
+    """The database's clock, read once: a comparison with a volatile function could not use an index."""
     return select(utcnow()).scalar_subquery()
 
 
@@ -66,8 +66,8 @@ def among(table: Table, column: str = "sequence") -> ColumnElement[bool]:
 
 
 def _this(tables: OutboxTables) -> ColumnElement[bool]:
-    """One message, by its place and its id: after a failover that lost the last commits, another one may have
-    its place."""
+    """One message, by its place and its id: after a failover that lost the last commits, another message may
+    be in its place."""
     c = tables.message.c
     place = and_(c.bucket == bindparam("bucket_"), c.sequence == bindparam("sequence_"))
     return and_(place, c.id == bindparam("id_", type_=c.id.type))
@@ -87,7 +87,7 @@ def content(table: Table, *but: str) -> list[ColumnElement[Any]]:
 @cache
 def add(tables: OutboxTables, names: tuple[str, ...] = COLUMNS) -> Insert:
     """Insert a message, in the caller's transaction."""
-    # inline(): SQLAlchemy would fetch the new sequence, which nobody needs.
+    # inline(), or SQLAlchemy would fetch the new sequence, which nobody needs.
     return insert(tables.message).inline().values(_bound(tables.message, *names))
 
 
@@ -107,11 +107,11 @@ def free_ids(tables: OutboxTables) -> Delete:
 
 
 def fetched(tables: OutboxTables) -> list[ColumnElement[Any]]:
-    """The columns that a relay reads of a message; the payload only up to a size, because the message may
-    have to wait."""
+    """The columns of a message that a relay reads; large payloads are left out, because the message may have
+    to wait."""
     c = tables.message.c
     size = func.length(c.payload, type_=Integer)
-    # The driver's own value: SQLAlchemy would raise for one that is not bytes, and so stop the whole scan.
+    # The driver's own value: for one that is not bytes, SQLAlchemy would raise and so stop the whole scan.
     payload = type_coerce(c.payload, NullType())
     light = case((size <= bindparam("light", type_=Integer), payload), else_=null()).label("payload")
     return [
@@ -131,14 +131,14 @@ def _time(column: ColumnElement[Any]) -> ColumnElement[Any]:
 
 
 def progressed(tables: OutboxTables) -> list[ColumnElement[Any]]:
-    """The columns that say how long a message still has to wait."""
+    """The columns that tell how much longer a message must wait."""
     c = tables.message.c
     return [c.sequence, c.state, _time(c.retry_at), _now().label("now")]
 
 
 @cache
 def progress(tables: OutboxTables) -> Select[Any]:
-    """How long some messages still have to wait."""
+    """How much longer some messages must wait."""
     return select(*progressed(tables)).where(among(tables.message))
 
 
@@ -160,7 +160,7 @@ def ids(tables: OutboxTables) -> Select[Any]:
 
 @cache
 def pending(tables: OutboxTables, *, unknown: bool, unpaused: bool) -> Select[Any]:
-    """The oldest messages of one bucket above a sequence, without those known and those of paused topics."""
+    """The oldest messages of one bucket above a sequence, without known ones and paused topics."""
     c = tables.message.c
     found = (
         select(*fetched(tables))
@@ -177,7 +177,7 @@ def pending(tables: OutboxTables, *, unknown: bool, unpaused: bool) -> Select[An
 
 @cache
 def tally(tables: OutboxTables) -> Select[Any]:
-    """How many messages of one bucket there are up to a sequence, and the sum of their sequences."""
+    """For one bucket, how many messages there are up to a sequence, and the sum of their sequences."""
     c = tables.message.c
     found = select(func.count(), func.coalesce(func.sum(c.sequence), 0))
     return found.where(c.bucket == bindparam("bucket"), c.sequence <= bindparam("end"))
@@ -185,8 +185,8 @@ def tally(tables: OutboxTables) -> Select[Any]:
 
 @cache
 def paused_between(tables: OutboxTables) -> Select[Any, *tuple[Any, ...]]:
-    """How many messages of paused topics one bucket has above a sequence and up to another one, the sum of
-    their sequences, and the highest of them."""
+    """For one bucket, how many messages of paused topics there are between two sequences (the upper one is
+    included), the sum of their sequences, and the highest sequence."""
     c = tables.message.c
     return select(func.count(), func.sum(c.sequence), func.max(c.sequence)).where(
         c.bucket == bindparam("bucket"),
@@ -198,7 +198,7 @@ def paused_between(tables: OutboxTables) -> Select[Any, *tuple[Any, ...]]:
 
 @cache
 def firsts(tables: OutboxTables, *, unpaused: bool) -> Select[Any, Any, Any]:
-    """The oldest message of each of some keys in each of some buckets, below a sequence, without paused
+    """The oldest message of each of these keys in each of these buckets, below a sequence, without paused
     topics."""
     c = tables.message.c
     found = select(c.key, c.bucket, func.min(c.sequence).label("sequence")).where(
@@ -243,7 +243,7 @@ def wait(tables: OutboxTables) -> Update:
 
 
 def since_first(tables: OutboxTables) -> ColumnElement[Any]:
-    """Since when the message has been failing, now that a send of it has failed."""
+    """When the message's first failed send was recorded; if this is the first, now."""
     return func.coalesce(tables.message.c.failing_since, utcnow())
 
 
@@ -257,7 +257,7 @@ def bury(tables: OutboxTables) -> Insert:
 
 @cache
 def hold(tables: OutboxTables) -> Update:
-    """Mark a dead letter that stays in its place, so that its key waits for an operator."""
+    """Mark a message as dead but leave it in its place, so that its key waits for an operator."""
     c = tables.message.c
     names = ("attempts", "unanswered", "error")
     given: dict[str, Any] = {name: bindparam(f"{name}_", type_=c[name].type) for name in names}
@@ -274,7 +274,7 @@ def paused(tables: OutboxTables) -> Select[Any]:
 @cache
 def due(tables: OutboxTables) -> Select[Any]:
     """Due delayed messages of some buckets, in the order in which they leave. It takes no locks: some
-    databases lock a row before they know its bucket, and so lock another relay's."""
+    databases lock a row before they know its bucket, and so would lock rows of other relays."""
     c = tables.delayed.c
     return (
         select(c.id)
@@ -295,7 +295,8 @@ def next_due(tables: OutboxTables) -> Select[Any, Any]:
 
 @cache
 def add_due(tables: OutboxTables) -> Insert:
-    """Add delayed messages to the others, in the order in which they leave; they keep their due times."""
+    """Add delayed messages to those that can be sent, in the order in which they leave; they keep their due
+    times."""
     c = tables.delayed.c
     rows = select(*content(tables.delayed), movable(c.available_at))
     rows = rows.where(among(tables.delayed, "id")).order_by(c.available_at, c.id)
@@ -304,8 +305,7 @@ def add_due(tables: OutboxTables) -> Insert:
 
 @cache
 def forget_delayed(tables: OutboxTables) -> Delete:
-    """Delete a delayed message that has been added to the others; by its key alone, so as not to wait for
-    others' rows."""
+    """Delete a delayed message that can be sent now; by its key alone, so that it waits for no other row."""
     return delete(tables.delayed).where(tables.delayed.c.id == bindparam("id_"))
 
 

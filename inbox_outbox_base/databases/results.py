@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 NEW_ROWS = "new_rows"
-"""The temporary table that statements see."""
+"""The temporary table that the caller's statements read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +40,14 @@ class Append:
 class Upsert:
     """Insert each new row into a table, or update the existing one if the new one is newer.
 
-    Of several new rows for one row of the table the newest wins. The writer takes rows by its own key, such
-    as an event's id, and updates by this one. If both are the same, it takes the key together with the
-    version: each version once.
+    Of several new rows for one row of the table, the newest wins. The writer takes rows by its own key, such
+    as an event's id, and updates the table by this key. If both keys are the same, it takes the key together
+    with the version: each version once.
 
     Args:
         key: the columns of a unique or primary key of the table.
-        version: the column that says which of two rows is newer; equal versions leave the row unchanged, and
-            NULL is older than anything.
+        version: the column that decides which of two rows is newer; an equal version leaves the row
+            unchanged, and NULL is older than all others.
         table, columns, explode: as for `Append`.
     """
 
@@ -87,7 +87,7 @@ def _check_names(owner: str, **names: object) -> None:
 class Statements:
     """Run your own SQL, which sees the new rows as the temporary table ``new_rows``.
 
-    Each key appears in it only once ever, so that sums are exact::
+    Each key appears only once ever in this table, so that sums are exact::
 
         Statements(
             "UPDATE account SET balance = balance + s.total FROM (SELECT account_id, sum(amount) AS total "

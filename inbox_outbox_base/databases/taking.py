@@ -90,22 +90,22 @@ class Taking(ABC):
     """Whether there is a server, which may fail to answer."""
 
     own_isolation: Literal["READ COMMITTED", "SERIALIZABLE"] = "READ COMMITTED"
-    """The isolation level of our own transactions. At a higher one, a look after a wait would not see what
-    was waited for, and on MySQL a purge would block inserts next to old rows."""
+    """The isolation level of our own transactions. At a higher level, a look after a wait would not see the
+    change that it waited for, and on MySQL a purge would block inserts next to old rows."""
 
     @abstractmethod
     def take(self, connection: Connection, attempt: Attempt, wait: float) -> Literal[True] | Stored | None:
-        """Insert the row: True if it is ours now, the stored row if the key was taken before, None if it is
-        still being taken elsewhere after `wait` seconds. The transaction stays usable in every case."""
+        """Insert the row: True if it is ours now, the stored row if the key was taken before, None if
+        somebody else is still taking it after `wait` seconds. The transaction stays usable in every case."""
 
     @abstractmethod
     def take_many(self, connection: Connection, batch: KeyBatch, wait: float) -> set[str] | None:
-        """Insert the rows in one statement. Returns the keys that are ours now, or None if one of them is
-        still being taken elsewhere after `wait` seconds: ask again for fewer."""
+        """Insert the rows in one statement. Returns the keys that are ours now, or None if somebody else is
+        still taking one of them after `wait` seconds: ask again for fewer keys."""
 
     @abstractmethod
     def settled(self, connection: Connection, attempt: Attempt, wait: float) -> Stored | None:
-        """The key's row once no other transaction is writing it, asked on a new connection."""
+        """Wait until no other transaction is writing the key's row, and return it; on a new connection."""
 
     @abstractmethod
     def is_autocommit(self, connection: Connection) -> bool:
@@ -128,7 +128,7 @@ class Taking(ABC):
             parameters: consumer_, loads and batch.
             after: where this batch begins; None at first.
         """
-        # Where an index holds every row, rows written in bulk have a time of their own.
+        # On databases whose index holds every row, rows written in bulk have their own time.
         return 0, None
 
     @abstractmethod
@@ -144,13 +144,12 @@ class Taking(ABC):
         """Whether the transaction on this connection is over already."""
 
     def may_have_written(self, connection: Connection) -> bool:
-        """Whether the transaction on this connection may have changed something; True if that cannot be
-        known."""
+        """Whether the transaction on this connection may have changed something; True if nobody can tell."""
         return not self.is_ended(connection)
 
     def protected(self, connection: Connection) -> AbstractContextManager[object]:
-        """Statements inside can fail without ending the caller's transaction, and wait for no lock where a
-        plain SELECT would."""
+        """Statements inside can fail without ending the caller's transaction; if a plain SELECT would wait
+        for locks, they do not."""
         return nullcontext()
 
     def committing_each(self, engine: Engine) -> Engine:
@@ -163,23 +162,23 @@ class Taking(ABC):
         return nullcontext()
 
     def cancel(self, driver: Any) -> None:  # noqa: B027 - most servers end it themselves
-        """From another thread: have the server end this connection's wait for a lock."""
+        """From another thread, let the server end this connection's wait for a lock."""
 
     def socket_of(self, driver: Any) -> int:
         """The file descriptor of the connection's socket."""
         raise NotImplementedError
 
     def is_aborted(self, connection: Connection, written: Attempt | None) -> bool:
-        """Whether COMMIT would silently keep nothing, or only a part, of the transaction in which (unless
-        None) this attempt wrote its row. Some errors undo a transaction but not the session: only the row
-        tells."""
+        """Whether COMMIT would silently keep nothing, or only a part, of the transaction. If `written` is
+        given, it wrote its row in this transaction: some errors undo a transaction but not the session, and
+        only the row tells."""
         if written is None:
             return False
         stored = self.find(connection, written)
         return stored is None or stored.claim != written.claim
 
     def find(self, connection: Connection, attempt: Attempt) -> Stored | None:
-        """The key's row, as far as this transaction may see it."""
+        """The key's row, if this transaction can see it."""
         row = connection.execute(taking_statements.find(attempt.tables), attempt.where()).one_or_none()
         return None if row is None else Stored(*row)
 

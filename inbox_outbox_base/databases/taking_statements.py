@@ -51,7 +51,7 @@ def _this(table: Table) -> ColumnElement[bool]:
 
 @cache
 def find(tables: Tables) -> Select[Any]:
-    """One key's row, as far as this transaction may see it."""
+    """One key's row, if this transaction can see it."""
     c = tables.message.c
     return select(c.claim, c.digest, c.result).where(_this(tables.message))
 
@@ -64,7 +64,7 @@ def find_locked(tables: Tables) -> Select[Any]:
 
 @cache
 def find_many(tables: Tables) -> Select[Any]:
-    """Which of some keys exist, whose claim wrote them, and their digests."""
+    """Which of some keys exist, with the claims that wrote them and their digests."""
     c = tables.message.c
     keys: BindParameter[Any] = bindparam("keys", expanding=True)
     return select(c.key, c.claim, c.digest).where(c.consumer == bindparam("consumer_"), c.key.in_(keys))
@@ -140,7 +140,7 @@ def oldest(aging: Aging) -> Select[Any]:
 
 @cache
 def due_loads(tables: Tables) -> Select[Any]:
-    """What one consumer's bulk writers committed before the horizon."""
+    """The loads that one consumer's bulk writers committed before the horizon."""
     c = tables.ledger.c
     its = c.consumer == bindparam("consumer_")
     return select(c.id).where(its, c.committed_at < bindparam("horizon")).order_by(c.id)

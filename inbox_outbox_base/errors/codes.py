@@ -1,5 +1,5 @@
-"""Decide by SQLSTATE or error number, never by message text, what a driver's error means: for example, which
-errors are transient. Each database's numbers are in its folder."""
+"""What a driver's error means, for example whether it is transient. SQLSTATEs and error numbers decide, never
+message texts. Each database's numbers are in its folder."""
 
 from collections.abc import Callable
 from functools import cache
@@ -26,7 +26,7 @@ def code_of(error: DBAPIError) -> Code | None:
 
 
 def _means(error: BaseException, question: Callable[[Codes, Code], bool]) -> bool:
-    """The answer of the database whose error it is; False if there is no code."""
+    """The answer for the database that raised the error; False if the error has no code."""
     if not isinstance(error, DBAPIError):
         return False
     for database in databases():
@@ -40,8 +40,8 @@ def is_transient(error: BaseException) -> bool:
     """Whether the same work may succeed if it is retried in a new transaction.
 
     True for deadlocks, serialization failures, lock timeouts, lost or refused connections, time limits of
-    statements, a pool or a server that is full, a server that is read-only, and `TransientError`; of an
-    exception group if it is true for each in it; False for everything else.
+    statements, a full pool or server, a read-only server, and `TransientError`; for an exception group if it
+    is true for each exception in it. False for everything else.
     """
     if isinstance(error, BaseExceptionGroup):
         return all(map(is_transient, error.exceptions))
@@ -83,13 +83,13 @@ def breaks_connection(error: DBAPIError) -> bool:
 
 
 def ends_wait(error: DBAPIError) -> bool:
-    """Whether a bounded wait for a lock ran out, or first met the server's limit, and nothing else
-    happened."""
+    """Whether a bounded wait for a lock ran out, or met the server's limit first, without other
+    consequences."""
     return _means(error, lambda database, code: database.ends_wait(code))
 
 
 def is_table_missing(error: DBAPIError, is_there: Callable[[], bool]) -> bool:
-    """Whether a table or its schema does not exist; `is_there` looks, where no code tells."""
+    """Whether a table or its schema does not exist; `is_there` looks if the code does not tell."""
     return _means(error, lambda database, code: database.misses_table(code, is_there))
 
 
@@ -104,7 +104,7 @@ def is_refusal(error: DBAPIError) -> bool:
 
 
 def refusal(error: DBAPIError) -> Code | None:
-    """The code by which a connection was permanently refused; None if it was not, or nobody can tell. It may
-    have to connect again to find out."""
+    """The code with which a connection was permanently refused; None if it was not, or if nobody can tell.
+    This may have to connect again to find out."""
     found = (database.refusal(error.orig) for database in databases())
     return next((code for code in found if code is not None), None)

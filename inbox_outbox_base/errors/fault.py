@@ -33,8 +33,7 @@ class _Own:
 
 
 class _Commit(_Own):
-    """Around COMMIT, which also checks constraints that the body deferred: a violated one is the body's
-    error.
+    """Around COMMIT. It also checks constraints that the body deferred: a violation is the body's error.
 
     PEP 249 defines OperationalError for errors that are not necessarily under the programmer's control.
     """
@@ -58,8 +57,8 @@ def is_own(error: BaseException) -> bool:
 def is_failure(error: BaseException) -> bool:
     """Whether the error counts against the message (for a group: any of it).
 
-    Errors of the inbox's own statements never do. A body's errors all do, except those that pass, such as a
-    deadlock or a lost connection.
+    Errors of the inbox's own statements never do. A body's errors do, except passing ones such as a deadlock
+    or a lost connection.
     """
     if isinstance(error, BaseExceptionGroup):
         return any(map(is_failure, error.exceptions))
@@ -71,6 +70,6 @@ def is_failure(error: BaseException) -> bool:
 def is_worth_another_try(error: BaseException) -> bool:
     """Whether to run the message again immediately.
 
-    A body that hit a time limit of its own statements would only hit it again.
+    A body whose own statements exceeded a time limit would only exceed it again.
     """
     return codes.is_passing(error) or (is_own(error) and codes.is_transient(error))

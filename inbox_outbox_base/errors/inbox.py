@@ -48,7 +48,7 @@ class TransactionEnded(InboxError):
 
 
 class LeaseLost(InboxError):
-    """The claim's token is no longer the message's: the lease ran out and somebody else took it over, or an
+    """The claim has lost the message: its lease ran out and another worker took the message over, or an
     operator did. Nothing was written; do not acknowledge the message."""
 
 
@@ -57,7 +57,7 @@ class MessageNotFound(InboxError, LookupError):
 
 
 class WrongStatus(InboxError):
-    """The message is not in a status in which this can be done, or somebody has just changed it."""
+    """The message's status does not allow this, or somebody has just changed the message."""
 
 
 class StepNotDone(InboxError):

@@ -20,7 +20,7 @@ class WrongBucketCount(OutboxError, ValueError):
 
 
 class UnsafeBroker(OutboxError, ValueError):
-    """With this setting of the broker's client, a message could be lost or overtake another one."""
+    """With this setting of the broker's client, messages could be lost or change their order."""
 
 
 class UnsafeSequence(OutboxError, ValueError):
@@ -46,7 +46,7 @@ class MessageNotFound(OutboxError, inbox_errors.MessageNotFound):
 
 
 class WrongState(OutboxError, inbox_errors.WrongStatus):
-    """A message is not in a state in which this can be done, or somebody has just changed it."""
+    """The message's state does not allow this, or somebody has just changed the message."""
 
 
 class RelayRunning(OutboxError):

@@ -1,4 +1,4 @@
-"""The error for each verdict under which a message was not taken."""
+"""The error for each verdict with which a message is not taken."""
 
 from typing import Literal
 

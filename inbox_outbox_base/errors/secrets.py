@@ -1,4 +1,4 @@
-"""Error texts for people: what went wrong and where, without passwords, whatever wrote the message."""
+"""Error texts for people: what went wrong and where, without passwords, no matter who wrote the message."""
 
 import contextlib
 import re
@@ -33,10 +33,9 @@ def remember_in(text: str) -> None:
 
 
 def strike_out(message: str) -> str:
-    """The message without the passwords remembered in this run, and without that of any address in it.
+    """The message without the passwords remembered in this run, and without passwords in addresses.
 
-    A password that is a word is removed only where it stands alone, so that one like "a" leaves the message
-    readable.
+    A password is removed only if it stands alone: even if it is as short as "a", the message stays readable.
     """
     message = _IN_ADDRESS.sub(rf"\1:{_STRUCK_OUT}@", message)
     message = _IN_OPTION.sub(rf"\1={_STRUCK_OUT}", message)

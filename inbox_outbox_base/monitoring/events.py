@@ -39,12 +39,12 @@ class EventKind(StrEnum):
     LOST = "lost"
     """The lease ran out, or an operator took the claim away, while the handler was running."""
     ABANDONED = "abandoned"
-    """The handler is over and its end was not recorded: the claim is lost, or the store does not answer."""
+    """The handler has ended, but its end was not recorded: the claim is lost or the store does not answer."""
     FENCED_WRITE = "fenced_write"
     """A write was refused because its claim has lost the message."""
     STEP_DONE = "step_done"
     STEP_UNKNOWN = "step_unknown"
-    """A step that must not be repeated ended, and nobody knows whether it has happened."""
+    """A step that must not be repeated has ended, and nobody knows whether its call has happened."""
     UNDONE = "undone"
     """A finished step was undone, because the handler gave up."""
     UNPROTECTED = "unprotected"
@@ -85,16 +85,16 @@ class Event:
     """Something that has happened to one message, or for a relay to several of one topic.
 
     Attributes:
-        consumer: the inbox's; empty for a relay.
-        key: the message's, as it is stored; empty if the event is about several messages.
-        attempt: of the message, from 1; 0 if attempts are not counted here.
-        token: the claim's; 0 if there is none.
-        seconds: since the claim or the transaction began; for a step, how long that took.
-        step: the step that it is about.
+        consumer: the inbox's consumer; empty for a relay.
+        key: the message's key, as it is stored; empty if the event is about several messages.
+        attempt: the message's attempt, from 1; 0 if attempts are not counted here.
+        token: the claim's token; 0 if there is none.
+        seconds: since the claim or the transaction began; for a step, how long the step took.
+        step: the step that the event is about.
         error: what went wrong, as text.
         topic: the topic of outgoing messages.
-        message_id: of an outgoing message, if the event is about a single one.
-        count: how many messages it is about. A relay sends one event for each topic and batch, a purge one
+        message_id: the id of an outgoing message, if the event is about a single one.
+        count: how many messages the event is about. A relay sends an event for each topic and batch, a purge
             for each batch.
     """
 

@@ -19,7 +19,7 @@ ROWS = "rows"
 """The key in a table's `info` for its initial rows: a copy of the table has no listeners."""
 
 _FOREIGN = "surrogateescape"
-"""Bytes that are not UTF-8, which only others write, do not prevent reading the rest."""
+"""Only other programs write bytes that are not UTF-8; these must not prevent reading the rest."""
 
 
 class Bytewise(TypeDecorator[str]):
@@ -36,7 +36,7 @@ class Bytewise(TypeDecorator[str]):
         # Not type_descriptor(), which would make it a VARCHAR on PostgreSQL.
         return storing(dialect.name).text(self.longest) or Text()
 
-    # Processors, not process_bind_param(): they cost nothing where there is nothing to do.
+    # Processors, not process_bind_param(): they cost nothing on databases that need no conversion.
     def bind_processor(self, dialect: Dialect) -> Callable[[str | None], Any] | None:
         return _encoded if storing(dialect.name).has_binary_text else None
 

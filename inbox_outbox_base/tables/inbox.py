@@ -77,8 +77,8 @@ class Tables:
 
 
 def tables(schema: str | None = None) -> Tables:
-    """The tables in `schema` (None: the connection's default schema): those of the inboxes and outboxes
-    there, also for the `binds` of a Session."""
+    """The tables of the inboxes and outboxes in `schema` (None: the connection's default schema), also for
+    the `binds` of a Session."""
     return _tables(schema)
 
 
@@ -100,11 +100,11 @@ def _tables(schema: str | None) -> Tables:
     )
     _named(message, "consumer", "key")
     c = message.c
-    # A message has its own time and claim, or those of a load: a row of the ledger.
+    # A message has its own time and claim, or those of its load, a row of the ledger.
     is_single = c.load.is_(None)
     own = and_(is_single == c.accepted_at.is_not(None), is_single == c.claim.is_not(None))
     message.append_constraint(CheckConstraint(own, name="inbox_message_load"))
-    # A purge finds each consumer's oldest rows by it, and reads no others. Loads are purged by the ledger.
+    # By this index a purge finds each consumer's oldest rows. Loads are purged by the ledger.
     Index("inbox_message_accepted_at", c.consumer, c.accepted_at, **where(c.accepted_at.is_not(None)))
     consumer, ledger = _consumer(metadata), _ledger(metadata)
     status, outbox = _status(metadata), outbox_tables(metadata)
@@ -166,7 +166,7 @@ def _consumer(metadata: MetaData) -> Table:
     """Each consumer's settings: its mode, and how long its keys are kept, in seconds.
 
     Several transactions may take a consumer's first messages at the same time. Each adds a row with its own
-    id, so that none waits for another. Of several rows the longest times count; a purge leaves one.
+    id, so that none waits for another. Of several rows, the longest times count; a purge leaves one row.
     """
     consumer = Table(
         "inbox_consumer",
@@ -219,8 +219,8 @@ def _status(metadata: MetaData) -> Table:
     _named(status, "consumer", "key")
     for name, rule in STATUS_RULES.items():
         status.append_constraint(CheckConstraint(rule, name=f"inbox_status_{name}"))
-    # The status comes first: if an index begins as the primary key does, a plan made while the table was new
-    # may use it to find a single key, and then reads all of the consumer's entries.
+    # The status comes first: a plan made while the table was new may use an index that begins like the
+    # primary key to find a single key, and then reads all of the consumer's entries.
     Index("inbox_status_updated_at", status.c.status, status.c.consumer, status.c.updated_at)
     return status
 
@@ -248,7 +248,7 @@ FEATURES = {
     "ledger": ("inbox_ledger", "inbox_consumer"),
     "outbox": OUTBOX,
 }
-"""The tables of each feature. The first one belongs to no other feature. (The Spark writer needs "inbox" and
+"""The tables of each feature; the first one belongs to no other feature. (The Spark writer needs "inbox" and
 "ledger".)"""
 
 

@@ -1,4 +1,4 @@
-"""The tables of the outbox; `inbox.schema` holds them with the others, since one history makes them all."""
+"""The tables of the outbox; `inbox.schema` has them, too, because one history makes all tables."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -62,12 +62,11 @@ OUTBOX = tuple(f"outbox_{name}" for name in (*OutboxTables.__slots__[:-1], "id")
 
 
 class _BucketFirst(PrimaryKeyConstraint):
-    """The primary key on the sequence; where possible on bucket and sequence, so that a new message costs one
-    index.
+    """The primary key: if possible on bucket and sequence, so that a new message costs one index; otherwise
+    on the sequence.
 
-    Most databases can only number rows by a column that begins an index. PostgreSQL does not require that,
-    and with an index on the sequence alone its planner may read all buckets to find the oldest messages of
-    one.
+    Most databases can only number rows by a column that begins an index; PostgreSQL does not require that.
+    With an index on the sequence alone, its planner may read all buckets to find the oldest messages of one.
     """
 
 
@@ -135,14 +134,14 @@ def _message(metadata: MetaData) -> Table:
     )
     for name, rule in MESSAGE_RULES.items():
         message.append_constraint(CheckConstraint(rule, name=f"outbox_message_{name}"))
-    # Where the primary key begins with the bucket, it holds only the few messages that have been sent.
+    # If the primary key begins with the bucket, this index holds only the few messages that were sent.
     was_sent = message.c.state != literal_column("'pending'")
     Index("outbox_message_bucket", message.c.bucket, message.c.sequence, **where(was_sent))
     return message
 
 
 def _delayed(metadata: MetaData) -> Table:
-    """Messages that are not due yet; when they are, a relay moves them to the others."""
+    """Messages that are not due yet; when they are, a relay moves them to `outbox_message`."""
     delayed = Table(
         "outbox_delayed",
         metadata,
@@ -199,12 +198,12 @@ def _sent(metadata: MetaData) -> Table:
 
 
 def _bucket(metadata: MetaData) -> Table:
-    """The buckets and their owners: the epoch is that of the owning relay. Up to the mark, every message of
-    the bucket has left, and no other can appear, as long as numbers come from the same origin.
+    """The buckets, with the epochs of the relays that own them. Up to the mark, every message of the bucket
+    has left, and no other can appear, as long as numbers come from the same origin.
 
     Buckets with the same generation were added together, with neighbouring numbers; each key has one of them.
-    New messages go to the last generation. One that has no `added_at` is being added, and is not used yet;
-    the first generation never has."""
+    New messages go to the last generation that is in use: a generation without `added_at` is still being
+    added, except for the first one, which never has it."""
     bucket = Table(
         "outbox_bucket",
         metadata,
@@ -222,8 +221,8 @@ def _bucket(metadata: MetaData) -> Table:
 
 
 def _relay(metadata: MetaData) -> Table:
-    """Relays at work: the epoch is drawn when one joins, and all its writes repeat it. The generation is that
-    of the newest buckets announced to the relay; 0 is a relay of a version that knows none."""
+    """Running relays. The epoch is drawn when a relay joins, and all its writes repeat it. The generation is
+    the newest one announced to the relay; 0 is a relay of a version that knows no generations."""
     return Table(
         "outbox_relay",
         metadata,

@@ -1,6 +1,6 @@
 """The types and options of our tables on each database.
 
-The revisions of `migrations/` use the same types, so a type with which tables have been made never changes.
+The revisions of `migrations/` use the same types, so a type never changes once tables have been made with it.
 """
 
 from collections.abc import Callable
@@ -18,12 +18,12 @@ T = TypeVar("T")
 
 @cache
 def storing(dialect: str) -> Storing:
-    """How this database stores our types; the portable way if we do not know it."""
+    """How this database stores our types; the portable way for unknown databases."""
     return part("storing", dialect)() if dialect in FOLDERS else Storing()
 
 
 def varied(portable: TypeEngine[T], own: Callable[[Storing], TypeEngine[Any] | None]) -> TypeEngine[T]:
-    """A type that is each database's own where it has one."""
+    """The database's own type if it has one, else the portable type."""
     for dialect in FOLDERS:
         kind = own(storing(dialect))
         if kind is not None:
@@ -42,5 +42,5 @@ def options(*, numbered: bool = False) -> dict[str, Any]:
 
 
 def where(condition: ColumnElement[bool] | TextClause) -> dict[str, Any]:
-    """The options of an index that leaves out other rows, where it can."""
+    """The options of an index that leaves out all other rows, on databases that can do so."""
     return {f"{dialect}_where": condition for dialect in FOLDERS if storing(dialect).numbers_any_column}

@@ -1,4 +1,4 @@
-"""Columns that may hold no valid time, in rows of the outbox that somebody else has written."""
+"""Columns that may hold an invalid time, in rows of the outbox that somebody else has written."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime

@@ -15,9 +15,9 @@ T = TypeVar("T")
 
 
 def connected(engine: Engine) -> Connection:
-    """A connection; an error while its isolation level is set is SQLAlchemy's, not the driver's.
+    """A connection; errors while its isolation level is set are raised as SQLAlchemy's, not the driver's.
 
-    On MySQL and MariaDB, a server that has ended the pool's connections reports it at that point.
+    On MySQL and MariaDB, this is where a server reports that it has ended the pool's connections.
     """
     drivers = engine.dialect.loaded_dbapi.Error
     try:
@@ -60,14 +60,14 @@ def transacted(connection: Connection, work: Callable[[Connection], T]) -> T:
 
 
 def drop_read_only(connection: Connection, error: DBAPIError) -> None:
-    """Keep the connection from its pool if the server reports that it is read-only: it was demoted, and the
-    connection may stay read-only for the whole session."""
+    """Keep the connection from its pool if the server reports that it is read-only: the server was demoted,
+    and its session may stay read-only."""
     if is_read_only(error):
         connection.invalidate(error)
 
 
 def root(engine: Engine) -> Engine:
-    """The engine behind one with options of its own: there may be many of those, with one pool."""
+    """The original of an engine with options of its own: many such engines may share one pool."""
     while (behind := vars(engine).get("_proxied")) is not None:
         engine = behind
     return engine

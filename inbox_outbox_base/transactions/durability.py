@@ -1,4 +1,4 @@
-"""Warn, when a long-running process begins, of database settings with which a crash loses acknowledged
+"""When a long-running process begins, warn of database settings with which a crash loses acknowledged
 messages."""
 
 import logging
@@ -24,7 +24,7 @@ def look(engine: Engine) -> None:
     engine = root(engine)
     if engine in _seen or isinstance(engine.pool, StaticPool):  # its only connection may be in a transaction
         return
-    # Before it is asked: a database that does not answer is not asked again with every message.
+    # Before the question, so that a database that does not answer is not asked with every message.
     _seen.add(engine)
     try:
         risks = on_connection(engine, taking(engine.dialect.name).risks)

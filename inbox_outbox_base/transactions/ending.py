@@ -22,7 +22,7 @@ _ENDED = (
 )
 
 _WATCHED = "_inbox_watched"
-"""An attribute of a session: the only transaction it is to have. Its next one would begin on another
+"""An attribute of a session: the only transaction that it may have. Its next one would begin on another
 connection."""
 _listening: list[bool] = []
 """Not empty once listeners for all sessions' connections are set up."""
@@ -53,8 +53,8 @@ def unwatch(handle: Connection | Session, connection: Connection) -> None:
 
 @cache
 def _watched(kind: Any, database: Taking) -> Any:
-    """The same class of connection, except that every statement goes through one of these. It may be watched
-    already: a transaction on a caller's connection can be inside another one of ours."""
+    """The same class of connection, with a check before each statement. The class may be watched already: a
+    transaction on a caller's connection can be inside another one of ours."""
 
     execute, scalar, exec_driver_sql = kind.execute, kind.scalar, kind.exec_driver_sql
 

@@ -40,9 +40,8 @@ def watch(connection: Connection) -> None:
 def _reset(
     rolls_back: bool, driver: DBAPIConnection, entry: ConnectionPoolEntry | None, state: PoolResetState
 ) -> None:
-    """The pool takes a connection back. Unless configured to COMMIT, or to do nothing, it sends a ROLLBACK
-    itself; but not if SQLAlchemy had a transaction on it, which it assumes to be rolled back, whatever really
-    happened."""
+    """The pool takes a connection back. By default it then sends a ROLLBACK itself, but not if SQLAlchemy had
+    a transaction on the connection: the pool assumes that it was rolled back, whatever really happened."""
     if entry is None:  # the connection was detached from its pool, and is closed
         return
     is_left = state.transaction_was_reset or not rolls_back

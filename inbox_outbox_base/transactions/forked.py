@@ -20,10 +20,10 @@ def is_in(process: int) -> bool:
 
 
 def check(process: int) -> None:
-    """Raise unless this is that process.
+    """Raise unless this is the given process.
 
     Raises:
-        TransactionEnded: this is a child of that process.
+        TransactionEnded: this is a child of the given process.
     """
     if not is_in(process):
         raise TransactionEnded(

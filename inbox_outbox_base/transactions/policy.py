@@ -1,8 +1,8 @@
 """Each consumer's policy, stored with the data: its mode, and how long its keys are kept.
 
 An inbox declares its policy with the first message that it takes, in that message's transaction: the policy
-is there if and only if the message is. Nobody waits: each declaration is a row with its own id, and of a
-consumer's rows the longest times count. A process that has seen the row does not ask again.
+is stored if and only if the message is. Nobody waits: each declaration is a row with its own id, and of a
+consumer's rows, the longest times count. A process that has seen the row does not ask again.
 """
 
 import logging
@@ -49,12 +49,12 @@ class Policy:
 
     consumer: str
     mode: str
-    """"exactly-once" or "status"; "exactly-once and status" if two processes have declared one each."""
+    """"exactly-once" or "status"; "exactly-once and status" if two processes have declared both."""
     retention: timedelta
     """How long keys are kept."""
     margin: timedelta
-    """The producer's and the network's part of it, which also counts from the oldest message that the broker
-    still holds."""
+    """The producer's and the network's part of the retention, which also counts from the oldest message that
+    the broker still holds."""
     dead_retention: timedelta | None
     """How long dead and halted messages are kept; None without status-table mode."""
     digest_format: int
@@ -91,8 +91,8 @@ class _Memo:
         return self.is_under_way(place) and self.declared[place][0]() is transaction
 
     def is_certain_in(self, place: Any, transaction: Transaction | None) -> bool:
-        """Whether the declaration commits with this transaction: a savepoint that is over may have been
-        rolled back."""
+        """Whether the declaration commits with this transaction. That is not certain if its savepoint is
+        over, which may have been rolled back."""
         return self.is_declared_in(place, transaction) and _is_active(self.declared[place][1]())
 
     def declare_in(self, place: Any, transaction: Transaction, innermost: Transaction) -> None:
@@ -144,11 +144,11 @@ class Declaration:
         return self.known(connection) or self.agree(connection, is_new=False)
 
     def kept(self, connection: Connection) -> float:
-        """The same in seconds, as far as this process knows without asking."""
+        """In seconds and without a query: the requested time, else the known or the default one."""
         return (self.asked or self.known(connection) or Retention()).duration.total_seconds()
 
     def agree(self, connection: Connection, *, is_new: bool) -> Retention:
-        """Compare with the stored policy; with a new message, store what it lacks.
+        """Compare with the stored policy; with a new message, store the values that it lacks.
 
         Raises:
             PolicyConflict: the stored policy differs.
@@ -163,7 +163,7 @@ class Declaration:
             with database_of(connection).protected(connection):
                 return self._agree(connection, memo, place, is_new, innermost)
         except DBAPIError as error:
-            if codes.ends_wait(error):  # others are at it: ask again at the next message
+            if codes.ends_wait(error):  # another transaction is writing it: ask again with the next message
                 return self.asked or Retention()
             if not codes.is_denied(error):
                 raise_clearer(connection, self._tables.consumer, error)
@@ -237,7 +237,7 @@ class Declaration:
 
 
 def look(connection: Connection, tables: Tables, consumer: str | None = None) -> dict[str, Policy]:
-    """The stored policies by consumer: of one, or of all."""
+    """The stored policies by consumer: of one consumer, or of all."""
     statement = taking_statements.policies(tables, of_one=consumer is not None)
     found: dict[str, list[Row[Any]]] = {}
     for each in connection.execute(statement, {} if consumer is None else {"consumer_": consumer}):

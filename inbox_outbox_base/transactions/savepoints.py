@@ -1,4 +1,4 @@
-"""Savepoints by their numbers: those inside one have higher numbers, those around it lower."""
+"""Savepoints by their numbers: an inner savepoint has a higher number than an outer one."""
 
 from sqlalchemy import Connection
 

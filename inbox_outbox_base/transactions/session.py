@@ -1,8 +1,8 @@
-"""Which connection of a Session our rows go to, and that they commit together with everything else.
+"""Finds the connection of a Session for our rows, and makes sure that all of the Session commits together.
 
-A Session with several binds has a transaction in each, and commits one after the other: if one fails, the
-others' writes are there without it. So a Session with a row of ours can write only to that row's database, or
-must commit in two phases.
+A Session with several binds has a transaction in each, and commits one after the other: if a COMMIT fails,
+earlier ones stay. So a Session with a row of ours can write only to that row's database, or must commit in
+two phases.
 """
 
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ class _Kept:
 
 
 _KEPT = "_inbox_kept"
-"""An attribute of such a transaction: cheaper than a WeakKeyDictionary, and each message has one."""
+"""The attribute that holds it: cheaper for each message than a WeakKeyDictionary."""
 _listening: list[bool] = []
 """Not empty once listeners for all sessions' connections are set up."""
 
@@ -69,8 +69,8 @@ def bind_of(
 
 @cache
 def _written(table: Table) -> Update:
-    """SQLAlchemy's recipe for sessions that read from a replica looks for UPDATE and DELETE, so it would take
-    an INSERT for a read."""
+    """An UPDATE, because SQLAlchemy's recipe for sessions that read from a replica looks for UPDATE and
+    DELETE, and would take an INSERT for a read."""
     return update(table)
 
 
@@ -81,10 +81,10 @@ def connection_of(
     *,
     is_ours: bool = False,
 ) -> Connection:
-    """The session's connection to this bind, for a row of ours: from now on its COMMIT raises the error,
-    before anything is committed, if the session has also written to another database.
+    """The session's connection to this bind, for a row of ours. From now on, if the session has also written
+    to another database, its COMMIT raises the error before anything is committed.
 
-    `is_ours`: the session is ours too, and we roll it back if its COMMIT fails.
+    `is_ours`: the session is ours, too, and we roll it back if its COMMIT fails.
     """
     connection = session.connection(bind_arguments={"bind": bind})
     if not is_ours:
@@ -107,8 +107,8 @@ def check_no_session(
 
 
 def is_aborted(transaction: SessionTransaction, besides: Connection | None = None) -> bool:
-    """Whether COMMIT, or PREPARE, would silently keep nothing on one of the session's connections, not
-    counting `besides`, which the caller checks."""
+    """Whether COMMIT, or PREPARE, would silently keep nothing on one of the session's connections. The caller
+    checks `besides` itself."""
     if besides is not None and not _has_several(transaction):
         return False
     return any(map(_is_aborted, _connections(transaction) - {besides}))
@@ -145,19 +145,19 @@ def _begun(session: Session, _: SessionTransaction, __: Connection) -> None:
 
 
 def _check_all(transaction: SessionTransaction, kept: _Kept) -> None:
-    """Runs for whichever connection commits first, when nothing has been committed anywhere."""
+    """Check on every connection before its COMMIT: whichever is first, nothing has been committed before."""
     if not _has_several(transaction):
         return
     connections = _connections(transaction)
     for connection in connections - kept.checked:
-        # A weak reference: the connection may be the caller's, and keeps its listeners.
+        # A weak reference: a caller's connection keeps its listeners after the session has ended.
         event.listen(connection, "commit", partial(_check, kept, ref(transaction)))
         failed_commit.watch(connection)
     kept.checked |= connections
 
 
 def _has_several(transaction: SessionTransaction) -> bool:
-    # Each connection is in it twice: under itself and under its engine.
+    # Each connection has two entries: under itself and under its engine.
     return len(transaction._connections) > 2  # noqa: SLF001 - public since SQLAlchemy 2.1.7
 
 
@@ -168,7 +168,7 @@ def _connections(transaction: SessionTransaction) -> set[Connection]:
 def _check(kept: _Kept, begun: ref[SessionTransaction], _: Connection) -> None:
     transaction = begun()
     if transaction is None or transaction.session.get_transaction() is not transaction:
-        return  # the connection is the caller's own, and outlives the session
+        return  # the connection is the caller's own, and the session has ended before it
     others = _connections(transaction) - kept.ours
     writing = [*kept.ours, *filter(_may_have_written, others)]
     if len(writing) > 1:

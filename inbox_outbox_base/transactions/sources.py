@@ -74,7 +74,7 @@ def open_source(source: Any, kinds: Kinds) -> Any:
 def _returned(source: Any, kinds: Kinds) -> Any:
     if source in kinds:
         return source
-    # Not InvalidOption, which makes a listener give up the message: the engine may be there soon.
+    # Not InvalidOption, with which a listener gives up the message: the engine may be there soon.
     raise UnusableConnection(f"source: the function returned {_name(source)}, expected {kinds}")
 
 
@@ -88,7 +88,7 @@ def _idle(session: Any) -> Any:
 
 
 def _is_function(source: object) -> bool:
-    """SQLAlchemy's own session makers can be called, too: those are sources of the other kind."""
+    """Whether it is a function, not a session maker of the other kind: these can be called, too."""
     is_one = callable(source) and not inspect.isclass(source) and not inspect.iscoroutinefunction(source)
     return is_one and not type(source).__module__.startswith("sqlalchemy.")
 

@@ -26,7 +26,7 @@ class Delivery:
     content_type: str
     headers: Mapping[str, str]
     attempt: int
-    """Which delivery this is, from 1, as far as the broker counts them."""
+    """The number of this delivery, from 1, as the broker counts them."""
     created_at: datetime | None = None
     """When it was published, if the producer gave a time."""
     raw: Any = None
@@ -40,8 +40,7 @@ def message_key(message: Any) -> str:
 
 
 def message_id(message: Any) -> str:
-    """The message's id. Use it as a handler's `key=` if several messages of one key are to be taken, each
-    once."""
+    """The message's id. Use it as a handler's `key=` if all messages of a key should be taken, each once."""
     return str(message.id)
 
 

@@ -61,7 +61,7 @@ class Envelope:
     """Empty for a tombstone."""
     headers: Mapping[str, str]
     attempt: int
-    """Which send of this message this is, from 1; a send during which the relay died counts as well."""
+    """The number of this send, from 1; a send during which the relay died counts as well."""
     created_at: datetime
     """When it was published, by the database's clock."""
 
@@ -89,7 +89,7 @@ class Unavailable:
 
 @dataclass(frozen=True, slots=True)
 class Failed(Unavailable):
-    """Unavailable for a reason of its own, such as a handler that raises: other messages may well be
+    """Unavailable for a reason of the message's own, such as a handler that raises: other messages may be
     taken."""
 
 

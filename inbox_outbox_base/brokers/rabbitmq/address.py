@@ -20,7 +20,7 @@ def parse(url: str, *, error: type[InvalidOption] = InvalidOption) -> URL:
     """The address, checked.
 
     Raises:
-        InvalidOption: not an address of RabbitMQ, or one whose password was cut short by a character in it.
+        InvalidOption: not an address of RabbitMQ, or a character in the password has cut the password short.
             The error does not repeat the text, which may contain a password.
     """
     try:
@@ -31,7 +31,7 @@ def parse(url: str, *, error: type[InvalidOption] = InvalidOption) -> URL:
     if not is_usable:
         raise error("url: expected amqp://user:password@host:port/vhost, or amqps://")
     if "@" in _behind_the_host(url):
-        # Text after the first of these would be shown as the virtual host.
+        # The text after the first of these characters would be shown as the virtual host.
         raise error("url: write / ? # as %2F %3F %23 in the password, and @ as %40 after the host")
     return address
 

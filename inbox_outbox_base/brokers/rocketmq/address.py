@@ -30,7 +30,7 @@ class Address:
         return f"{scheme}://{','.join(self.hosts)}"
 
     def configuration(self, request_timeout: int) -> Any:
-        """What the client calls a `ClientConfiguration`; the time limit is in seconds."""
+        """The client's `ClientConfiguration`; the time limit is in seconds."""
         credentials = rocketmq.Credentials(self.access_key, self.secret)
         hosts = ";".join(self.hosts)
         return rocketmq.ClientConfiguration(hosts, credentials, request_timeout=request_timeout)
@@ -72,9 +72,7 @@ def _hosts(text: str, error: type[InvalidOption]) -> tuple[str, ...]:
     if len(hosts) < len(found) or any(not 0 < port < 65_536 for _, port in hosts):
         raise error(f"url: expected {EXPECTED}, with a host's name or its IPv4 address")
     if len(hosts) > 1 and not all(_is_ip(name) for name, _ in hosts):
-        raise error(
-            "url: expected IPv4 addresses where there are several hosts: the client takes one name only"
-        )
+        raise error("url: several hosts must be IPv4 addresses: the client takes only one name")
     return tuple(f"{name}:{port}" for name, port in hosts)
 
 

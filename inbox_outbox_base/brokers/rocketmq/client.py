@@ -1,8 +1,8 @@
-"""RocketMQ's client, rocketmq-python-client, imported without what its import does to an application.
+"""RocketMQ's client, rocketmq-python-client, imported without its side effects on the application.
 
-By itself its import makes a folder in the user's home for a log of its own, which fails where the home cannot
-be written to, and closes the handlers of logging that the application has opened. Both are done by one of its
-modules, which is replaced here unless the application has imported the client before.
+Its import closes the logging handlers that the application has opened. It also makes a folder for its own log
+in the user's home, and fails if it cannot write there. One module of the client does both; this replaces that
+module unless the application has already imported the client.
 """
 
 import logging
@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 LOGGER = "rocketmq-python-client"
-"""The name of the client's logger. What it says goes where the application's logging sends it."""
+"""The name of the client's logger, whose lines go to the application's logging."""
 
 
 def _keep_logging_as_it_is() -> None:

@@ -12,7 +12,7 @@ from .client import protocol
 
 ID, KEY, CREATED_AT, CONTENT_TYPE = "outbox-id", "outbox-key", "outbox-created-at", "content-type"
 EMPTY = "outbox-empty"
-"""A message with this property has an empty payload: RocketMQ takes no empty body, so it has another one."""
+"""The property of a message with an empty payload: RocketMQ takes no empty body, so another one is sent."""
 
 _EMPTY_BODY = b"\0"
 _LONGEST_GROUP = 63
@@ -21,8 +21,7 @@ _TYPES = protocol.MessageType
 
 
 def message_of(envelope: Envelope, *, is_fifo: bool) -> Any:
-    """The message as it is sent. The outbox's id is also RocketMQ's id of the message, and its key for
-    searching.
+    """The message as it is sent. The outbox's id is also RocketMQ's message id, and its key for searches.
 
     Raises:
         ValueError: RocketMQ cannot carry it.
@@ -57,8 +56,8 @@ def properties_of(envelope: Envelope) -> dict[str, str]:
 
 
 def group_of(envelope: Envelope) -> str:
-    """The message group, in whose order messages are delivered: the key, or a hash of it if RocketMQ would
-    not take it. A message without a key has a group of its own."""
+    """The message group, which RocketMQ delivers in order: the key, or its hash if RocketMQ would not take
+    the key. A message without a key has a group of its own."""
     group = envelope.id if envelope.key is None else envelope.key
     if properties.is_carried(group) and len(group.encode()) <= _LONGEST_GROUP:
         return group

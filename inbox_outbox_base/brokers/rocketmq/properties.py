@@ -1,7 +1,7 @@
-"""A message's properties: any text as name and value, though RocketMQ does not take all of it.
+"""A message's properties, with any text as name and value, although RocketMQ does not take every text.
 
-It refuses control characters and the names that it uses itself, and its clients refuse blank values. So what
-it could not carry as it is goes into one property more, as JSON; the others stay readable for everybody.
+RocketMQ refuses control characters and the names that it uses itself, and its clients refuse blank values.
+Properties that it would refuse go into one more property, as JSON; the others stay readable for everybody.
 """
 
 import json
@@ -9,15 +9,15 @@ import re
 from collections.abc import Mapping
 
 ENCODED = "outbox-encoded"
-"""The property with those that cannot be carried as they are, as a JSON object."""
+"""The property that holds the properties RocketMQ would refuse, as a JSON object."""
 GROUP = "__SHARDINGKEY"
-"""RocketMQ's property for the message group; its client shows it as if it were one of the user's."""
+"""RocketMQ's property for the message group; its client shows it among the user's properties."""
 MOST = 128
 """RocketMQ's limit for the number of properties."""
 
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 _TAKEN = re.compile(r"[A-Z0-9_]+|__.*|" + ENCODED)
-"""The pattern of names that RocketMQ uses itself, as KEYS, 1ST_POP_TIME or __SHARDINGKEY, and then some."""
+"""A pattern that covers all names RocketMQ uses itself, such as KEYS, 1ST_POP_TIME or __SHARDINGKEY."""
 
 
 def encode(properties: Mapping[str, str]) -> dict[str, str]:
@@ -33,8 +33,8 @@ def encode(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def decode(properties: Mapping[str, str]) -> dict[str, str]:
-    """The properties as they were before `encode`. Those that somebody else has encoded in another way stay
-    as they are."""
+    """The properties as they were before `encode`. If somebody else has encoded them in another way, they
+    stay as they are."""
     found = {name: value for name, value in properties.items() if name != GROUP}
     try:
         rest = json.loads(found.get(ENCODED, "{}"))
@@ -52,7 +52,7 @@ def is_carried(text: str) -> bool:
 
 
 def size(properties: Mapping[str, str]) -> int:
-    """Their size in bytes, as RocketMQ counts it."""
+    """The size of the properties in bytes, as RocketMQ counts it."""
     return sum(len(name.encode()) + len(value.encode()) for name, value in properties.items())
 
 

@@ -1,4 +1,4 @@
-"""MySQL and MariaDB: a claim looks before it inserts, since an INSERT that finds a row locks it."""
+"""MySQL and MariaDB: a claim looks before it inserts, because an INSERT that finds a row locks the row."""
 
 from functools import cache
 from typing import Any

@@ -21,8 +21,8 @@ _LOCK = "inbox_outbox_version"  # the same in every migration
 class MySQLCodes(Codes):
     """The driver's errors begin with the number."""
 
-    # 0 is PyMySQL's error on a connection that it has closed itself; 1053 the server shuts down; 1927
-    # (MariaDB) and 4031 (MySQL) it has ended the session; from 2000 on there is no connection any more.
+    # 0: PyMySQL has closed the connection itself; 1053: the server shuts down; 1927 (MariaDB) and 4031
+    # (MySQL): the server has ended the session; from 2000 on: there is no connection any more.
     broken = frozenset({0, 1053, 1927, 2000, 2002, 2003, 2006, 2013, 2014, 2055, 4031})
     # 1020 the row has changed since it was read; 1040 too many connections; 1205 lock timeout; 1213 deadlock.
     passing = broken | {1020, 1040, 1205, 1213}
@@ -30,7 +30,7 @@ class MySQLCodes(Codes):
     limits = frozenset({1317, 1969, 3024})
     lock_timeouts = frozenset({1205})
     transient = frozenset(_FULL | _NOT_NOW)
-    # 1290 an option such as --read-only forbids it; 1836 the server is in read-only mode.
+    # 1290: an option such as --read-only forbids the write; 1836: the server is in read-only mode.
     read_only = frozenset({1290, 1836})
     # Of a table, of a column.
     denied = frozenset({1142, 1143})
@@ -72,7 +72,7 @@ class MySQLStoring(Storing):
         return f"(utc_timestamp(6) + INTERVAL {seconds} SECOND)"
 
     def movable(self, time: str) -> str:
-        # A zero date can be stored already, but not written again.
+        # A table may hold a zero date that the server would not accept again.
         return f"GREATEST({time}, TIMESTAMP '1000-01-01 00:00:00')"
 
 

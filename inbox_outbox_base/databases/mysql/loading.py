@@ -1,8 +1,8 @@
 """MySQL and MariaDB: rows are sent by LOAD DATA LOCAL if the server allows it, else by INSERTs of many rows.
 They always go to a temporary table: LOCAL turns errors into warnings, so the table must hold any value.
 
-A taken key keeps its row through ON DUPLICATE KEY UPDATE, which locks that row exclusively. IGNORE would
-share the lock, and of several waiters for one key all but one would deadlock.
+ON DUPLICATE KEY UPDATE leaves the row of a taken key unchanged, and locks it exclusively. IGNORE would share
+the lock, and of several waiters for one key all but one would deadlock.
 """
 
 import math
@@ -70,7 +70,7 @@ class MySQLLoading(Loading):
         driver: Any = connection.connection.driver_connection
         self._loads = bool(server.loads and driver.client_flag & _LOCAL_FILES)
         self.transport = "load data" if self._loads else "insert"
-        # There a SELECT also locks gaps: more to wait for than it saves.
+        # At that level a SELECT also locks gaps: others would wait for more than the probe saves.
         self._probes = write.isolation_level != "SERIALIZABLE"
         is_utf8 = server.collation.startswith("utf8mb4_")
         self._server = types.Server(38 if is_mariadb else 30, server.collation if is_utf8 else "utf8mb4_bin")
@@ -127,7 +127,7 @@ class MySQLLoading(Loading):
         return TakenKeys(pc.invert(_among(keys, known.owners)), known)
 
     def _known(self, connection: Connection, claim: WriterClaim, keys: pa.StringArray) -> KnownKeys:
-        """Some of the keys taken before, which are better not locked; all of them, if there are many."""
+        """Some of the keys taken before, which need no lock then; all of them, if there are many."""
         if not self._probes:
             return KnownKeys()
         step = max(1, len(keys) // _SAMPLE)
@@ -151,7 +151,7 @@ class MySQLLoading(Loading):
 
     def _give(self, connection: Connection, keys: pa.Table) -> None:
         """The keys, and their digests if they have any, as a temporary table."""
-        # The keys before these may have left it.
+        # The keys given before these may have left the table there.
         connection.execute(sql.FORGET)
         connection.execute(CreateTable(sql.GIVEN))
         self.load(connection, sql.GIVEN.name, None, keys, 20_000)
@@ -182,7 +182,7 @@ class MySQLLoading(Loading):
         # ON DUPLICATE KEY cannot say which key it means, and IGNORE turns errors into warnings.
         missing = sql.add_missing(target, names, rows, key)
         again = sql.add_missing(target, names, sql.one_of_each(rows, names, key), key)
-        # The second time: the table may take two of the keys for the same.
+        # From the second time on: the table may take two of the keys for the same key.
         attempts = chain([missing], repeat(again))
         return self.beside_others(connection, lambda: connection.execute(next(attempts)).rowcount)
 
@@ -204,11 +204,11 @@ class MySQLLoading(Loading):
         self, connection: Connection, target: Table, names: Sequence[str], rows: Select[Any], how: Upsert
     ) -> int:
         added = self.add(connection, target, names, rows, how.key)
-        # Those just inserted are not newer than themselves.
+        # The rows just inserted are not newer than themselves.
         return added + connection.execute(sql.update_older(target, names, rows, how)).rowcount
 
     def slot(self, connection: Connection, write: Write) -> bool:
-        # Such locks belong to the server, not the database, and their names have at most 64 characters.
+        # These locks belong to the server, not the database, and their names have at most 64 characters.
         scope = f"{connection.engine.url.database}\0{write.consumer}".encode()
         name = f"inbox-outbox {blake2b(scope, digest_size=12).hexdigest()}"
         slots = range(write.max_connections or 0)
@@ -216,7 +216,7 @@ class MySQLLoading(Loading):
 
 
 def _check_unique(how: Upsert, keys: list[UniqueKey], counted: set[str]) -> None:
-    """ON DUPLICATE KEY UPDATE names no key: it would react to any other unique key, and without one insert
+    """ON DUPLICATE KEY UPDATE names no key: it would react to any unique key, and without a unique key insert
     the same row repeatedly.
 
     Raises:

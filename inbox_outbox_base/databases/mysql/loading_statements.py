@@ -44,7 +44,7 @@ LIMITS = text("""
         SESSION sql_mode = concat(replace(@@sql_mode, 'EMPTY_STRING_IS_NULL', ''),
             ',STRICT_ALL_TABLES,NO_ZERO_DATE,NO_ZERO_IN_DATE,ERROR_FOR_DIVISION_BY_ZERO,NO_AUTO_VALUE_ON_ZERO')
 """)
-# Limits all statements on MariaDB, but only SELECTs on MySQL, where writes have only the lock limit.
+# On MariaDB it limits all statements; on MySQL only SELECTs, so writes have only the limit on locks.
 STATEMENT_LIMIT = {
     True: text("SET SESSION max_statement_time = :milliseconds / 1000"),
     False: text("SET SESSION max_execution_time = :milliseconds"),
@@ -110,15 +110,15 @@ def find_few(tables: Tables) -> Select[Any]:
 
 @cache
 def find_given(tables: Tables) -> Select[Any]:
-    """Which of the given keys exist: walks the index beside the sorted keys, not the other way round."""
+    """Which of the given keys exist: it goes through the sorted keys, and looks each up in the index."""
     joined = GIVEN.join(tables.message, tables.message.c.key == GIVEN.c.key)
     return _find(tables).select_from(joined).prefix_with("STRAIGHT_JOIN")
 
 
 @cache
 def others(tables: Tables) -> Select[Any]:
-    """The given keys that others have. It locks only rows that are locked already, and so sees the newest
-    rows, which an older snapshot does not."""
+    """The given keys that others have. It locks only rows that this transaction has locked already, and so
+    sees the newest rows, even if the snapshot is older."""
     claim = tables.message.c.claim
     return find_given(tables).where(claim != bindparam("claim", type_=LargeBinary)).with_for_update()
 

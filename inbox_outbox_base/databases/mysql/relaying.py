@@ -1,8 +1,8 @@
-"""MySQL and MariaDB: messages are deleted by their keys, one look-up each. Only buckets that have
-messages above a place are read there, since every query is a round trip.
+"""MySQL and MariaDB: messages are deleted by their keys, one look-up each. A scan reads only the buckets that
+have messages above its place, because each query is a round trip.
 
 With a list of keys the optimizer may scan all of a small table, and a DELETE waits for every row that it
-reads: then the relay would stall as long as some transaction that has published is open.
+reads: the relay would then wait for each open transaction that has published.
 """
 
 import json
@@ -41,7 +41,7 @@ def used_ids(tables: OutboxTables) -> Select[Any]:
 
 @cache
 def highest(tables: OutboxTables) -> Select[Any]:
-    """The highest sequences of some buckets: one look-up each, whatever the statistics say."""
+    """The highest sequences of some buckets, with one look-up each, whatever the statistics say."""
     c, message = tables.bucket.c, tables.message.c
     last = (
         _by_bucket(select(message.sequence), tables)
@@ -54,7 +54,7 @@ def highest(tables: OutboxTables) -> Select[Any]:
 
 
 def tallies(tables: OutboxTables, ends: Mapping[int, int]) -> Select[Any]:
-    """How many messages of some buckets there are, each up to a sequence, and the sums of their sequences."""
+    """For some buckets, how many messages there are up to a sequence, and the sum of their sequences."""
     c = tables.message.c
     places = (and_(c.bucket == bucket, c.sequence <= end) for bucket, end in ends.items())
     found = _by_bucket(select(c.bucket, func.count(), func.sum(c.sequence)), tables)
@@ -62,7 +62,7 @@ def tallies(tables: OutboxTables, ends: Mapping[int, int]) -> Select[Any]:
 
 
 def _by_bucket(read: Select[Any, *tuple[Any, ...]], tables: OutboxTables) -> Select[Any, *tuple[Any, ...]]:
-    """Read by the index; only that, if it has all columns."""
+    """Read by the index; if it has all columns, read nothing else."""
     return read.with_hint(tables.message, "FORCE INDEX (outbox_message_bucket)")
 
 
@@ -100,8 +100,8 @@ class MySQLRelaying(Relaying):
             connection.execute(_FORGET, {"these": json.dumps(these)})
 
     def take_ids(self, connection: Connection, ids: Sequence[str]) -> set[str]:
-        # An INSERT that finds an id locks its row until the transaction ends, and a relay that wants to
-        # delete it must wait. So only ids that are not visible are inserted.
+        # An INSERT that finds an id locks its row until the transaction ends, and a relay that deletes the id
+        # must wait. So only ids that are not visible are inserted.
         taken: set[str] = set()
         for part in parts(ids):
             used = set(connection.execute(used_ids(self.tables), {"ids": part}).scalars())
@@ -109,7 +109,7 @@ class MySQLRelaying(Relaying):
         return taken
 
     def _take_unused(self, connection: Connection, ids: Sequence[str]) -> set[str]:
-        """Bisect down to the ids that somebody has taken in the meantime: one statement inserts all or
+        """Halve the list until the ids that somebody has just taken are alone: a statement inserts all or
         none."""
         if not ids:
             return set()

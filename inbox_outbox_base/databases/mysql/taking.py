@@ -1,5 +1,5 @@
-"""MySQL and MariaDB: a lock timeout undoes one statement, not the transaction, so a single INSERT waits and
-answers. A deadlock undoes the whole transaction while the session goes on, so the commit guard must look at
+"""MySQL and MariaDB: a lock timeout undoes one statement, not the transaction, so one INSERT can wait and
+answer. A deadlock undoes the whole transaction while the session goes on, so the commit guard must look at
 the row.
 
 MariaDB limits the wait inside the statement; MySQL has no clause for it, so there the session's own setting
@@ -35,7 +35,7 @@ _IN_TRANSACTION = 1
 
 _FLUSHES = text("SELECT @@global.innodb_flush_log_at_trx_commit, @@global.sync_binlog, @@global.log_bin")
 _FLUSHED = (1, 3)
-"""With each COMMIT; 3 is MariaDB's, and flushes more often."""
+"""The values that flush with each COMMIT; 3 is MariaDB's, and flushes more often."""
 _IS_READ_ONLY = text("SELECT @@global.read_only")
 # Unique names, because other settings may be saved inside.
 _BEGIN_BRIEFLY = text(
@@ -81,7 +81,7 @@ def add(tables: Tables) -> Insert:
 
 @cache
 def add_bounded(tables: Tables, lock_wait: int) -> BoundedInsert:
-    """The same, waiting at most this many seconds for a transaction that is taking the key."""
+    """The same, but wait at most this many seconds for a transaction that is taking the key."""
     statement = or_tell(BoundedInsert(tables.message))
     statement.lock_wait = lock_wait
     return statement
@@ -90,8 +90,8 @@ def add_bounded(tables: Tables, lock_wait: int) -> BoundedInsert:
 def or_tell(statement: AnyInsert) -> AnyInsert:
     """A taken key keeps its row, and the answer's insert id is 1 instead of 0.
 
-    INSERT IGNORE would take a shared lock on that row: of several waiters for a row that is then deleted, all
-    but one would deadlock. ON DUPLICATE KEY UPDATE takes an exclusive one, so they queue.
+    INSERT IGNORE would take a shared lock on that row: if several wait for a row that is then deleted, all
+    but one would deadlock. ON DUPLICATE KEY UPDATE takes an exclusive lock, so they queue.
     """
     claim = statement.table.c.claim
     unchanged = getattr(func, "if")(func.last_insert_id(literal_column("1")), claim, claim)
@@ -111,7 +111,7 @@ class MySQLTaking(Taking):
             return True
         stored = self.find(connection, attempt)
         if stored is None:
-            # A row that refuses this one and cannot be seen was committed after the snapshot.
+            # A row that rejects this one, but is not visible, was committed after the snapshot.
             raise _snapshot_too_old()
         return stored
 
@@ -172,7 +172,7 @@ class MySQLTaking(Taking):
         chosen = taking_statements.oldest(aging).with_for_update(skip_locked=True)
         rows = connection.execute(chosen, parameters).all()
         if rows:
-            # One by one: with a list, the optimizer may scan beyond it and wait for others' rows.
+            # One by one: with a list, the optimizer may scan other rows, too, and wait for them.
             keys = [{"consumer_": parameters["consumer_"], "key_": row.key} for row in rows]
             connection.execute(taking_statements.forget(aging.table), keys)
         return [time for _, time in rows]
@@ -210,7 +210,7 @@ class MySQLTaking(Taking):
                 is_as_before = True
             raise
         finally:
-            if not is_as_before:  # its next user would write without transactions
+            if not is_as_before:  # the connection's next user would write without transactions
                 connection.invalidate()
 
     def socket_of(self, driver: Any) -> int:

@@ -1,8 +1,8 @@
 """Which Arrow types go into which types of MySQL and MariaDB.
 
-In strict mode, a number out of range and text that is too long are errors. Values that the server would
-change without an error (it rounds, pads, cuts spaces off, takes a text for the number of an enum's label)
-are refused here.
+In strict mode, a number out of range and text that is too long are errors. Without an error, the server
+rounds, pads, cuts spaces off, and takes a text for the number of an enum's label: values that it would change
+like this are refused here.
 """
 
 import re
@@ -57,7 +57,7 @@ _NAMES: list[tuple[Callable[[pa.DataType], bool], str, str]] = [
 
 @dataclass(frozen=True, slots=True)
 class MySQLTarget(Target):
-    """A column, and the limits that MySQL would silently adjust values to."""
+    """A column, and its limits: MySQL would silently change values that exceed them."""
 
     nullable: bool
     length: int | None

@@ -25,8 +25,8 @@ def element(kind: pa.DataType) -> tuple[pa.DataType, int]:
 
 
 def is_binary(kind: pa.DataType) -> bool:
-    """Whether pgpq can send a type: no lists of lists, and it calls the elements of a list of instants
-    times without a zone, which PostgreSQL refuses."""
+    """Whether pgpq can send a type. It can send neither lists of lists nor lists of instants: it declares
+    instants in a list as times without a zone, which PostgreSQL refuses."""
     if not is_list(kind):
         return True
     inner = kind.value_type
@@ -58,7 +58,7 @@ def rectangular(name: str) -> arrow_values.Converter:
         while is_list(column.type.value_type):
             row, column = np.repeat(row, _lengths(column)), column.flatten()
             lengths = _lengths(column)
-            # Compared with any one of the same row.
+            # Compare each list with any other one of its row.
             one: Any = np.zeros(len(is_wrong), np.int64)
             one[row] = lengths
             is_wrong[row[(lengths == 0) | (lengths != one[row])]] = True
@@ -93,11 +93,11 @@ def _literal(column: pa.Array) -> pa.Array:
 
 
 def _lengths(column: pa.Array) -> Any:
-    """How many elements each list has; none if it is NULL."""
+    """How many elements each list has; 0 if it is NULL."""
     return pc.fill_null(pc.list_value_length(column), 0).to_numpy()
 
 
 def _with(column: pa.Array, values: pa.Array) -> pa.Array:
-    """The same lists of other elements, given as `flatten` returns them."""
+    """The same lists with other elements, which come as `flatten` returns them."""
     ends = np.concatenate([[0], np.cumsum(_lengths(column))]).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(ends), values, mask=pc.is_null(column))

@@ -1,6 +1,6 @@
 """PostgreSQL: a claim is one statement, and so is the renewal of many leases.
 
-Its lock of a record changes nothing: a claim's ON CONFLICT waits for a transaction that has changed the
+The lock of a record writes nothing: a claim's ON CONFLICT waits for a transaction that has changed the
 record, but not for one that has only locked it.
 """
 
@@ -53,17 +53,17 @@ def _clock_token(element: clock_token, compiler: SQLCompiler, **kw: Any) -> str:
 
 @compiles(lock_timeout, "postgresql")
 def _lock_timeout(element: lock_timeout, compiler: SQLCompiler, **kw: Any) -> str:
-    # A condition is checked before the row is locked. A setting that is local to a transaction ends with the
-    # statement that commits by itself, so this needs no extra statement.
+    # A condition is checked before the row is locked. The setting is local to the transaction: it ends with a
+    # statement that commits by itself, so no other statement has to reset it.
     milliseconds = compiler.process(element.clauses, **kw)
     return f"set_config('lock_timeout', {milliseconds}, true) IS NOT NULL"
 
 
 @cache
 def add_or_look(tables: Tables) -> Select[Any]:
-    """A new record's token and time, or the existing record, read without lock or write. It is one value,
-    because a driver's work grows with the columns. If the existing record is purged while the statement runs,
-    both could be seen; only the new one is returned."""
+    """A new record's token and time, or the existing record, read without lock or write. The record is one
+    value, because a driver's work grows with the columns. If the existing record is purged while the
+    statement runs, both could be seen; only the new one is returned."""
     c = tables.status.c
     values = new_values(tables)
     given = select(*values.values()).where(waits(CLAIM_WAIT))
@@ -103,13 +103,13 @@ def lock(tables: Tables) -> Select[Any]:
 
 @cache
 def record_step(tables: Tables) -> Update:
-    """Write the steps into the record that this same transaction has locked."""
-    # The lock leaves its transaction's id in the row; a transaction begun after a ROLLBACK has another.
+    """Write the steps into the record, if this transaction has locked it."""
+    # The lock leaves the id of its transaction in the row; a transaction begun after a ROLLBACK has another.
     return step_where(tables, literal_column("xmax") == literal_column("pg_current_xact_id()::xid"))
 
 
 class PostgreSQLClaiming(Claiming):
-    """One statement where others need several."""
+    """One statement for what other databases do with several."""
 
     def add_or_look(
         self, connection: Connection, tables: Tables, new: dict[str, Any]

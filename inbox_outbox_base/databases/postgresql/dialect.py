@@ -26,15 +26,15 @@ _LOCK = 112_589_990_684  # an arbitrary number, the same in every migration
 
 
 class PostgreSQLCodes(Codes):
-    """All of class 08 are lost connections; 42704 (undefined object) comes for a table's row type, too."""
+    """All codes of class 08 are lost connections; 42704 (undefined object) comes for a row type, too."""
 
-    # 57P01 to 57P05 the server shuts down, restarts, or has ended an idle session; 25P03 and 25P04 it has
-    # ended a transaction that took too long; 40003 it does not know the outcome itself.
+    # 57P01 to 57P05: the server shuts down, restarts, or has ended an idle session; 25P03 and 25P04: it has
+    # ended a transaction that took too long; 40003: it does not know the outcome itself.
     broken = frozenset({"57P01", "57P02", "57P03", "57P05", "25P03", "25P04", "40003"})
     # 25006 read-only; 40001 serialization failure; 40P01 deadlock; 55P03 lock timeout; 53300 too many
     # connections.
     passing = broken | {"25006", "40001", "40P01", "55P03", "53300"}
-    # A time limit, or somebody who cancels: both have the same code.
+    # A time limit and a cancellation have the same code.
     limits = frozenset({"57014"})
     lock_timeouts = frozenset({"55P03"})
     transient = frozenset(_FULL | _NOT_NOW | _POOLED)
@@ -80,14 +80,14 @@ class PostgreSQLStoring(Storing):
         return f"(clock_timestamp() + make_interval(secs => {seconds}))"
 
     def readable(self, time: str) -> str:
-        # Times before Python's first year or after its last, such as infinity, are moved to that year.
+        # Times outside Python's first and last years, such as infinity, are moved to these.
         first, last = (f"TIMESTAMPTZ '{each} 00:00Z'" for each in ("0001-01-02", "9999-12-30"))
         return f"CASE WHEN {time} < {first} THEN {first} WHEN {time} > {last} THEN {last} ELSE {time} END"
 
 
 class PostgreSQLConnecting(Connecting):
-    """psycopg, which does not read all of its settings from a URL: ``?prepare_threshold=none`` turns prepared
-    statements off, for poolers in transaction mode."""
+    """psycopg. It does not read all of its settings from a URL, so ``?prepare_threshold=none`` is read here:
+    it turns prepared statements off, for poolers in transaction mode."""
 
     driver = "psycopg"
     aliases = ("postgres",)
@@ -124,8 +124,8 @@ class PostgreSQLConnecting(Connecting):
 
 
 class PostgreSQLMigrating(Migrating):
-    """An advisory lock of the transaction. Statements queue behind one that waits for a table, so that one
-    gives up soon."""
+    """An advisory lock of the transaction. A statement that waits for a table makes others queue behind it,
+    so it gives up soon."""
 
     has_schemas = True
     starts_over = True

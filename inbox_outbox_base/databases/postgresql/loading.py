@@ -1,8 +1,8 @@
 """PostgreSQL: rows are sent by COPY. Keys that a probe did not find are inserted by COPY as well, in a
-savepoint; only if somebody else was faster is the slower ON CONFLICT used.
+savepoint; if another writer was faster, the slower ON CONFLICT inserts them.
 
-Binary COPY into a column of another type of the same width silently stores wrong values. So a column that is
-not of exactly the same type goes through a temporary table and a CAST.
+Binary COPY into a column of another type with the same width silently stores wrong values. So a column whose
+type is not exactly the same goes through a temporary table and a CAST.
 """
 
 from collections.abc import Iterator
@@ -62,14 +62,14 @@ _SHARED = {
     "claim": pa.binary(),
     "load": pa.int64(),
 }
-"""The columns that are the same in all rows of an attempt."""
+"""The columns with the same value in all rows of an attempt."""
 _GUARD = text("""
     SELECT set_config('lock_timeout', :lock_timeout, true),
            set_config('idle_in_transaction_session_timeout', :idle_in_transaction_session_timeout, true),
            CASE WHEN :statement_timeout <> '0'
                 THEN set_config('statement_timeout', :statement_timeout, true) END,
-           -- A server whose client has died would else go on with what it was told, locks in hand; not every
-           -- system can tell it.
+           -- Otherwise the server would finish a statement, and hold its locks, after the client has died.
+           -- Not every system supports this check.
            CASE WHEN version() LIKE '%linux%'
                 THEN set_config('client_connection_check_interval', '5s', true) END
 """)
@@ -120,7 +120,7 @@ class PostgreSQLLoading(OnConflict):
         return column(field, target)
 
     def can_load_into(self, connection: Connection, write: Write) -> bool:
-        # COPY ignores rules, as views have, and row-level security.
+        # COPY ignores rules (a view has one) and row-level security.
         return bool(connection.execute(_PLAIN, {"name": relation(write.table_schema, write.table)}).scalar())
 
     def note(self, connection: Connection, tables: Tables, row: dict[str, Any]) -> int | None:
@@ -184,16 +184,16 @@ class PostgreSQLLoading(OnConflict):
                 copy.write(piece)
 
     def refuses(self, code: Code | None) -> bool:
-        # Syntax error or access rule violation, and feature not supported. Others are raised by functions
-        # that the planner calls.
+        # Syntax error or access rule violation, and feature not supported. Errors of other classes come from
+        # functions that the planner calls.
         return str(code)[:2] in ("42", "0A")
 
     def insert(self, target: Table) -> Insert:
         return insert(target)
 
     def inserted(self, connection: Connection, statement: Any) -> int:
-        # ON CONFLICT looks at its key first. If another writer commits the row after that look, the table's
-        # other unique keys raise an error.
+        # ON CONFLICT first looks at its key. If another writer commits the row after that, the table's other
+        # unique keys raise an error.
         run = super().inserted
         return self.beside_others(connection, lambda: run(connection, statement))
 
@@ -204,8 +204,8 @@ class PostgreSQLLoading(OnConflict):
 
 
 def _row(connection: Connection, claim: WriterClaim) -> dict[str, Any]:
-    """What all rows of an attempt share. A row of a load has neither time nor claim, which are in the ledger,
-    and is in no index but the primary key."""
+    """The values that all rows of an attempt share. A row of a load has neither time nor claim, which are in
+    the ledger; it is in no index but the primary key."""
     if claim.load is not None:
         return {"consumer": claim.consumer, "accepted_at": None, "claim": None, "load": claim.load}
     now: datetime = connection.execute(select(utcnow())).scalar_one()
@@ -243,13 +243,13 @@ def _whole(rows: pa.Table, name: str) -> pa.Array:
 def _add_unless_there(tables: Tables) -> ReturningInsert[Any]:
     """Insert the keys, in order, except those that exist or that another transaction commits first."""
     c = tables.message.c
-    # Where there are fewer digests than keys, there are none: unnest gives NULL.
+    # There is a digest for each key, or none at all: then unnest gives NULL.
     arrays = (
         cast(bindparam("keys", type_=Text), ARRAY(Text)),
         cast(bindparam("digests", type_=Text), ARRAY(LargeBinary)),
     )
     given = func.unnest(*arrays).table_valued("key", "digest").render_derived(name="given")
-    # In byte order, as every batch takes its keys, so that two of them cannot deadlock.
+    # In byte order, as in every batch, so that two batches cannot deadlock.
     shared = (bindparam(name, type_=c[name].type) for name in _SHARED)
     rows = select(given.c.key, given.c.digest, *shared).order_by(given.c.key.collate("C"))
     added = insert(tables.message).from_select(["key", "digest", *_SHARED], rows)

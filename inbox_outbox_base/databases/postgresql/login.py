@@ -1,4 +1,4 @@
-"""Why a server refuses a role, its password or the database: libpq does not expose the SQLSTATE of that."""
+"""Why a server refuses a role, its password or the database: libpq does not expose that SQLSTATE."""
 
 import os
 import select

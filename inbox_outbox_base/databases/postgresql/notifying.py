@@ -1,4 +1,4 @@
-"""PostgreSQL: NOTIFY and LISTEN. A pooler in transaction mode gives LISTEN to a session that it keeps."""
+"""PostgreSQL: NOTIFY and LISTEN. A pooler in transaction mode runs LISTEN in a session that it keeps."""
 
 import contextlib
 from collections.abc import AsyncGenerator, Iterator

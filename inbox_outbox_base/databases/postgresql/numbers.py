@@ -1,4 +1,4 @@
-"""PostgreSQL: who draws message numbers, and which messages a relay has overlooked."""
+"""PostgreSQL: who is drawing message numbers, and which messages a relay has overlooked."""
 
 from functools import cache
 from typing import Any
@@ -57,16 +57,15 @@ def _sequence(tables: OutboxTables) -> ColumnElement[Any]:
 
 
 def _origin(tables: OutboxTables) -> ColumnElement[str]:
-    """The start of the server and the sequence's file, which is a new one after ALTER SEQUENCE ... RESTART or
-    TRUNCATE ... RESTART IDENTITY."""
+    """When the server started, and the sequence's file: ALTER SEQUENCE ... RESTART and TRUNCATE ... RESTART
+    IDENTITY give it a new one."""
     started = extract("epoch", func.pg_postmaster_start_time())
     return func.concat(started, "/", func.pg_relation_filenode(_sequence(tables)), type_=Text)
 
 
 @cache
 def highest(tables: OutboxTables) -> Select[Any, Any, Any]:
-    """The highest sequence drawn by any transaction, its origin, and how many numbers a session draws at a
-    time."""
+    """The highest sequence drawn so far, its origin, and how many numbers a session draws at a time."""
     of_sequence = _sequence(tables)
     drawn = func.pg_sequence_last_value(of_sequence, type_=BigInteger)
     settings = table("pg_sequence", column("seqrelid"), column("seqcache", BigInteger))
@@ -89,8 +88,8 @@ def refusal(tables: OutboxTables, cached: int) -> str:
 
 @cache
 def marks(tables: OutboxTables) -> Select[Any, Any]:
-    """The stored marks of buckets whose relays are running, and so search for messages that appear below;
-    none for a role without rights to the sequence."""
+    """The stored marks of buckets whose relays are running: these search for messages that appear below. None
+    for a role without rights to the sequence."""
     of_sequence, bucket, relay = _sequence(tables), tables.bucket.c, tables.relay.c
     # Older servers raise an error for such a role.
     may_look = func.has_sequence_privilege(of_sequence, "USAGE, SELECT")
@@ -104,7 +103,7 @@ def marks(tables: OutboxTables) -> Select[Any, Any]:
 
 @cache
 def transactions(tables: OutboxTables) -> Select[Any]:
-    """A transaction that has inserted messages holds this lock until it ends."""
+    """The transactions that have inserted messages: each holds this lock until it ends."""
     names = ("virtualtransaction", "database", "relation", "mode", "pid")
     here = table("pg_database", column("oid"), column("datname"))
     locks = table("pg_locks", *(column(name) for name in names))
@@ -119,7 +118,7 @@ def transactions(tables: OutboxTables) -> Select[Any]:
 
 @cache
 def running() -> Select[Any]:
-    """All other transactions: each has a lock on itself, and so has a prepared one on its tables."""
+    """All other transactions: each holds a lock on itself, and a prepared one holds locks on its tables."""
     locks = table("pg_locks", column("virtualtransaction"), column("pid"))
     others = locks.c.pid.is_distinct_from(func.pg_backend_pid())
     return select(locks.c.virtualtransaction).where(others).distinct()
@@ -127,7 +126,7 @@ def running() -> Select[Any]:
 
 @cache
 def pages(name: str) -> Select[Any]:
-    """How large a table is."""
+    """How many pages a table has."""
     return select(func.pg_relation_size(cast(name, REGCLASS)) / _block_size())
 
 
@@ -149,8 +148,8 @@ def density(name: str) -> Select[Any]:
 def below(tables: OutboxTables) -> Select[Any, Any]:
     """The messages in some pages of the table up to the marks of their buckets, without paused topics.
 
-    By page and not by index: dead rows that an old transaction keeps from being cleaned up are then read once
-    and sequentially, for all buckets.
+    It reads by page and not by index: dead rows that cannot be cleaned up, because of an old transaction, are
+    then read once and sequentially, for all buckets.
     """
     message = tables.message.alias("message")
     c = message.c

@@ -14,12 +14,12 @@ from inbox_outbox_base.databases.loading_values import KnownKeys
 from inbox_outbox_base.tables.inbox import Tables
 
 _SLICE = 20_000
-"""How many keys to look for at a time: a whole partition's keys at once take twice the CPU time."""
+"""How many keys to look for at a time: all keys of a partition at once take twice the CPU time."""
 _OTHER_SCANS = ("enable_seqscan", "enable_bitmapscan")
 
 
 def found(connection: Connection, tables: Tables, consumer: str, keys: pa.StringArray) -> KnownKeys:
-    """Those of the keys, distinct and in byte order, that are in the inbox."""
+    """The keys among these that are in the inbox; they are distinct and in byte order."""
     known = KnownKeys()
     if len(keys):
         with by_index(connection):
@@ -33,9 +33,9 @@ def _found(
 ) -> Iterator[Iterable[Row[Any]]]:
     """The rows of the keys that exist, slice by slice.
 
-    If few rows lie between the first and the last key of a slice, as with keys that begin with a date, all of
-    them are read, and the slice is not sent. If there are many, as with random keys, the next slices will
-    have many, too.
+    If few rows lie between a slice's first and last keys, as with keys that begin with a date, all of these
+    rows are read, and the slice is not sent. If there are many, as with random keys, later slices probably
+    have many, too, and are sent at once.
     """
     are_many = False
     for at in range(0, len(keys), _SLICE):
@@ -54,7 +54,7 @@ def _found(
 
 @contextmanager
 def by_index(connection: Connection) -> Iterator[None]:
-    """Statements in the body walk through an index, in its order."""
+    """Statements in the body read by an index, in its order."""
     # For a probe, the planner assumes a short array; for a range of keys, it overestimates random reads.
     for setting in _OTHER_SCANS:
         connection.execute(text(f"SET LOCAL {setting} = off"))
@@ -64,7 +64,7 @@ def by_index(connection: Connection) -> Iterator[None]:
 
 
 def literal(keys: pa.StringArray) -> str:
-    """The keys as a PostgreSQL array literal: sent as one text, they cost a tenth of a parameter list."""
+    """The keys as a PostgreSQL array literal: one text costs a tenth of a list of parameters."""
     escaped = pc.replace_substring(pc.replace_substring(keys, "\\", "\\\\"), '"', '\\"')
     joined: str = pc.binary_join(pa.ListArray.from_arrays([0, len(escaped)], escaped), '","')[0].as_py()
     return f'{{"{joined}"}}'
@@ -82,8 +82,8 @@ def _between(tables: Tables) -> Select[Any]:
 
 @cache
 def _among(tables: Tables) -> Select[Any]:
-    """The rows of the keys that exist. The array is in a subquery, because otherwise the planner would look
-    at each of its elements."""
+    """The rows of the keys that exist. The array is in a subquery; otherwise the planner would look at each
+    of its elements."""
     c = tables.message.c
     given = select(cast(bindparam("keys", type_=Text), ARRAY(Text))).scalar_subquery()
     keys = cast(given, ARRAY(Text))  # without it, ANY would take the subquery for a list of rows

@@ -1,5 +1,5 @@
-"""PostgreSQL: all buckets in one statement, and a low-water mark that keeps scans away from dead rows that an
-old transaction keeps from being cleaned up."""
+"""PostgreSQL: all buckets in one statement, and marks that let scans skip the dead rows that cannot be
+cleaned up because of an old transaction."""
 
 import json
 from collections import Counter
@@ -24,7 +24,7 @@ _MANY, _MOST = 10, 5_000
 
 
 class PostgreSQLRelaying(Relaying):
-    """One statement for all buckets; arrays instead of long parameter lists."""
+    """One statement for all buckets, with arrays instead of long lists of parameters."""
 
     has_notifications = True
     tells_writers = True
@@ -104,7 +104,7 @@ class PostgreSQLRelaying(Relaying):
         connection.execute(own.record_sent(self.tables) if keep_sent else own.forget(self.tables), given)
 
     def writers(self, connection: Connection) -> Writers | None:
-        # In this order: a transaction takes the lock before it draws a sequence.
+        # First the sequence, then the locks: a transaction takes the lock before it draws a sequence.
         drawn, origin, cached = connection.execute(numbers.highest(self.tables)).one()
         if cached > 1:
             raise UnsafeSequence(numbers.refusal(self.tables, cached))
@@ -143,15 +143,15 @@ def _read(connection: Connection, statement: Select[Any], parameters: dict[str, 
     event.listen(connection, "before_cursor_execute", _in_binary)
     try:
         with closing(connection.execute(statement, parameters)) as result:
-            rows: Any = result.cursor.fetchall()  # the driver's own rows: there is nothing to convert
+            rows: Any = result.cursor.fetchall()  # the driver's own rows: nothing has to be converted
     finally:
         event.remove(connection, "before_cursor_execute", _in_binary)
-    rows.reverse()  # each is dropped as soon as it is read: garbage collection has less to look at
+    rows.reverse()  # drop each row as soon as it is read: garbage collection has less to look at
     return [read(rows.pop()) for _ in range(len(rows))]
 
 
 def _in_binary(_: Connection, cursor: Any, *statement: object) -> None:
-    """Let the server send values in its own format: as text, a payload has twice as many bytes."""
+    """Let the server send values in its binary format: as text, a payload has twice as many bytes."""
     own = getattr(cursor, "_cursor", cursor)  # an asynchronous engine's cursor has psycopg's inside
     if hasattr(own, "format") and not hasattr(own, "mogrify"):  # psycopg's ClientCursor reads only text
         own.format = 1
@@ -172,7 +172,7 @@ def _in_pieces(rows: list[dict[str, Any]], names: tuple[str, ...]) -> dict[str, 
 
 
 def _array(numbers: Iterable[int]) -> str:
-    """An array literal: many times faster than passing each number to the driver."""
+    """An array literal: many times faster than a parameter for each number."""
     return f"{{{str([*numbers])[1:-1]}}}"
 
 

@@ -1,7 +1,7 @@
 """PostgreSQL: the statements of a relay, for all buckets together.
 
-The plans are forced as far as possible: a plan made while the table was empty is cached, and a sequential
-scan would be fatal once millions of messages wait.
+The plans are forced as far as possible: a plan that was made for an empty table is cached, and once millions
+of messages wait, a sequential scan would be fatal.
 """
 
 from collections.abc import Mapping
@@ -44,20 +44,20 @@ from .numbers import array_of
 _NOT_TEXT: dict[str, type[TypeEngine[Any]]] = {"bucket": SmallInteger, "own_id": Boolean}
 _OFF = ("enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin", "jit")
 _SCANNING = dict.fromkeys(_OFF, "'off'") | {"TimeZone": "'UTC'"}
-"""The planner reads tables by their indexes, and psycopg has nothing to convert."""
+"""With these settings the planner reads tables by their indexes, and psycopg has no times to convert."""
 _LIMITS = dict.fromkeys(("idle_in_transaction_session_timeout", "tcp_user_timeout"), "CAST(:limit AS text)")
-"""For a server that waits for the relay, and for one that sends rows to it. Otherwise the transaction of a
-relay that hangs, or whose machine is gone, would keep the relay's row locked, and no other relay could take
-its buckets."""
+"""The limits for a server that waits for the relay, and for one that sends rows to it. Without them, if a
+relay hangs or its machine is gone, its transaction would keep the relay's row locked, and no other relay
+could take its buckets."""
 _COMMIT = "synchronous_commit"
 _WAITING = {_COMMIT: f"replace(current_setting('{_COMMIT}'), 'off', 'on')"}
-"""The commit waits for the disk. Then everything before it in the log is there, too, so that no crash undoes
-the transactions of the messages that are sent now."""
+"""The commit waits for the disk. Then all of the log before it is on disk, too: no crash undoes the
+transactions whose messages are sent now."""
 
 
 def _applied(settings: Mapping[str, str]) -> str:
-    """Settings until the transaction ends: one column, without parameters for what never changes. A client
-    takes as long for thirty of these as for a short statement."""
+    """Settings until the transaction ends: in one column, and without parameters for constants, because
+    thirty of these cost a client as much as a short statement."""
     calls = [f"set_config('{name}', {value}, true)" for name, value in settings.items()]
     return f"concat({', '.join(calls)})"
 
@@ -77,8 +77,8 @@ def renew(tables: OutboxTables) -> Update:
 
 @cache
 def add_many(tables: OutboxTables, names: tuple[str, ...]) -> Insert:
-    """Many messages, numbered in order: the payloads in one piece, cut by the server, and the rest as JSON.
-    Both ends handle that many times faster than an array for each column."""
+    """Many messages, numbered in order: the payloads as one value, which the server cuts, and the rest as
+    JSON. For client and server, this is many times faster than an array for each column."""
     given = (
         func.json_to_recordset(cast(bindparam("rows", type_=Text), JSON))
         .table_valued(
@@ -114,8 +114,7 @@ def scan(tables: OutboxTables, *, unknown: bool, unpaused: bool) -> Select[Any]:
         .limit(bindparam("each", type_=Integer))
     )
     if unknown:
-        # A sub-select with an unknown number of rows is hashed: with an array, older servers would compare
-        # each row with each of its elements.
+        # A sub-select is hashed; older servers would compare each row with each element of an array.
         known = func.unnest(array_of("known", BigInteger)).column_valued("known")
         of_bucket = of_bucket.where(c.sequence.not_in(select(known)))
     if unpaused:
@@ -126,10 +125,10 @@ def scan(tables: OutboxTables, *, unknown: bool, unpaused: bool) -> Select[Any]:
 
 @cache
 def firsts(tables: OutboxTables, *, unpaused: bool) -> Select[Any, Any, Any]:
-    """The oldest message of each of some keys in each of some buckets, above a sequence for each bucket and
-    below one for all."""
+    """The oldest message of each of these keys in each of these buckets: above a sequence for each bucket,
+    and below one for all."""
     c, places = tables.message.c, _places()
-    # Not true by itself, and so no join: the sub-select is hashed, whatever the planner believes.
+    # IS TRUE keeps the planner from a join: the sub-select is hashed, whatever the statistics say.
     keys = select(func.unnest(bindparam("keys", type_=ARRAY(Text))).column_valued("wanted"))
     of_bucket = select(c.key, func.min(c.sequence).label("sequence")).where(
         c.bucket == places.c.bucket,
@@ -153,9 +152,9 @@ def _given(tables: OutboxTables, *, by_id: bool = False) -> ColumnElement[bool]:
     """The messages with the given buckets and sequences. With `by_id` their ids must match too: after a
     failover that lost the last commits, other messages may have their numbers.
 
-    The bucket is compared with an array of one element, so that the planner has to use the index. If it
-    believes that the table is empty, as it was when analysed, it would otherwise scan the table and compare
-    each row with all given places.
+    The bucket is compared with an array of one element, so that the planner has to use the index. Otherwise,
+    if the table was empty when it was last analysed, the planner would scan the table and compare each row
+    with all given places.
     """
     c = tables.message.c
     arrays = [array_of("buckets", SmallInteger), array_of("sequences", BigInteger)]
@@ -175,7 +174,7 @@ def fetch(tables: OutboxTables) -> Select[Any]:
 
 @cache
 def progress(tables: OutboxTables) -> Select[Any]:
-    """How long some messages still have to wait."""
+    """How much longer some messages must wait."""
     return select(*relaying_statements.progressed(tables)).where(_given(tables))
 
 

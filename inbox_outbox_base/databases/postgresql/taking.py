@@ -1,8 +1,8 @@
 """PostgreSQL: an INSERT that meets an uncommitted row waits without limit, and a lock timeout aborts the
-whole transaction. So the hot statement first asks for an advisory lock on the key, and inserts only if it
-gets it; otherwise a patient statement runs inside a savepoint with its own lock timeout.
+whole transaction. So the first statement asks for an advisory lock on the key, and inserts only if it gets
+the lock; otherwise a patient statement runs inside a savepoint with its own lock timeout.
 
-Batches take no lock for each key (the server's lock table is shared by all its databases). They announce
+Batches do not lock each key, because all databases of the server share one lock table. They announce
 themselves with one shared lock per consumer, and single messages use the patient statement meanwhile.
 """
 
@@ -33,7 +33,7 @@ from .taking_statements import (
     wait_for_key,
 )
 
-# From psycopg.pq.TransactionStatus: importing that fails without libpq, which other databases do not need.
+# From psycopg.pq.TransactionStatus, whose import fails without libpq, which other databases do not need.
 _IDLE, _INERROR = 0, 3
 _CANCEL = 2
 """Seconds for the connection that cancels another one's wait."""
@@ -41,7 +41,7 @@ _END_WAIT = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE pid = %s 
 
 _HAS_WRITTEN = text("SELECT pg_current_xact_id_if_assigned() IS NOT NULL")
 _WRITES = text("SELECT pg_logical_emit_message(true, 'inbox-outbox', '')")
-"""Makes a COMMIT wait for a synchronous standby, which then also has everything committed before."""
+"""Makes a COMMIT wait for a synchronous standby, which then has all earlier commits as well."""
 _RISKS = text("""
     SELECT name || '=' || setting FROM pg_settings
     WHERE name IN ('fsync', 'full_page_writes', 'synchronous_commit') AND setting = 'off'
@@ -51,7 +51,7 @@ _RISKS = text("""
 """)
 _NO_TIME_LIMIT = text("SET LOCAL statement_timeout = 0")
 _BLOCKS = 1_000
-"""How many of the table's blocks a batch of a load reads, at most: a few milliseconds."""
+"""The most blocks of the table that a batch of a load reads: this takes a few milliseconds."""
 _PURGE_GUARD = text("SET LOCAL idle_in_transaction_session_timeout = '10s'")
 
 
@@ -66,7 +66,7 @@ class PostgreSQLTaking(Taking):
         if stored is None:
             if self._take_patiently(connection, attempt, "key", [attempt.key], wait):
                 return True
-            # There now if the other transaction has committed; not if the wait ran out.
+            # The row is there if the other transaction has committed; not if the wait ran out.
             stored = self.find(connection, attempt)
         return stored
 
@@ -107,7 +107,7 @@ class PostgreSQLTaking(Taking):
 
     def settled(self, connection: Connection, attempt: Attempt, wait: float) -> Stored | None:
         names = {"consumer": attempt.consumer, "key": attempt.key, "timeout": _milliseconds(wait)}
-        # A time limit of the role would leave the outcome of the COMMIT unknown.
+        # With a time limit of the role, the outcome of the COMMIT could stay unknown.
         connection.execute(_NO_TIME_LIMIT)
         connection.execute(wait_for_key(attempt.tables), names)
         found = self.find(connection, attempt)
@@ -119,7 +119,7 @@ class PostgreSQLTaking(Taking):
     def delete_oldest(
         self, connection: Connection, aging: Aging, parameters: dict[str, Any]
     ) -> list[datetime]:
-        # If this process hangs before it commits, those waiting for a row of the batch do not hang as well.
+        # If this process hangs before it commits, others that wait for a row of the batch must not hang.
         connection.execute(_PURGE_GUARD)
         return list(connection.execute(delete_batch(aging), parameters).scalars())
 
@@ -154,8 +154,8 @@ class PostgreSQLTaking(Taking):
         return nullcontext() if self.is_autocommit(connection) else connection.begin_nested()
 
     def cancel(self, driver: Any) -> None:
-        # Its backend would wait for a table's lock even without the connection. No cancel request: that
-        # would also end a COMMIT's wait for a standby, as if the standby had the transaction.
+        # The server process would wait for a table's lock even without the connection. Not a cancel request:
+        # that would also end a COMMIT's wait for a standby, as if the standby had the transaction.
         import psycopg
 
         parameters, password = driver.info.get_parameters(), driver.info.password
@@ -167,7 +167,7 @@ class PostgreSQLTaking(Taking):
         return int(driver.pgconn.socket)
 
     def is_aborted(self, connection: Connection, written: Attempt | None) -> bool:
-        # The driver knows, without asking the server, that COMMIT would answer ROLLBACK.
+        # The driver knows without a query that the answer to COMMIT would be ROLLBACK.
         return _driver(connection).pgconn.transaction_status == _INERROR  # type: ignore[no-any-return]
 
     def is_ended(self, connection: Connection) -> bool:

@@ -43,10 +43,10 @@ _COLUMNS = tuple(taking_statements.ROW)
 
 @cache
 def add_at_once(tables: Tables) -> Insert:
-    """The hot statement: inserts the row unless its key, or a batch of its consumer, is in flight."""
+    """The first statement: inserts the row unless its key, or a batch of its consumer, is in flight."""
     lock_of_key, lock_of_batch = _key_lock(tables), batch_lock(tables)
-    # The batch lock is only probed, and released immediately; CASE, unlike AND, guarantees that order. The
-    # key's lock comes last: kept without its row, it would report "in flight" for a key that nobody takes.
+    # The batch lock is only probed, and released at once; CASE, unlike AND, guarantees that order. The key's
+    # lock comes last: if it were kept without a row, a key that nobody takes would seem to be in flight.
     given_back, take = func.pg_advisory_unlock(lock_of_batch), func.pg_try_advisory_xact_lock(lock_of_key)
     ours = case((given_back, take), else_=false())
     is_free = case((func.pg_try_advisory_lock(lock_of_batch), ours), else_=false())
@@ -58,8 +58,8 @@ def add_at_once(tables: Tables) -> Insert:
 @cache
 def add_in_order(tables: Tables, lock: Literal["key", "batch"], *, with_digests: bool = False) -> Select[Any]:
     """The patient statement: takes a lock, waits for keys in flight, restores the lock timeout, and returns
-    the inserted keys. The ORDER BY makes the guard run before the first row is written, and makes two batches
-    meet their common keys in the same order, so that they cannot deadlock."""
+    the inserted keys. Because of the ORDER BY, the guard runs before the first row is written, and two
+    batches meet their common keys in the same order, so that they cannot deadlock."""
     c, row = tables.message.c, _row(tables)
     if lock == "key":
         held: ColumnElement[Any] = func.pg_advisory_xact_lock(_key_lock(tables))
@@ -99,13 +99,13 @@ def wait_for_key(tables: Tables) -> Select[Any]:
 
 @cache
 def _row(tables: Tables) -> dict[str, BindParameter[Any]]:
-    """The parameters of a new row. SQLAlchemy's time for a statement grows with their number, so all places
-    in a statement share them."""
+    """The parameters of a new row. All places in a statement share them, because SQLAlchemy's time for a
+    statement grows with their number."""
     return {name: bindparam(name, type_=tables.message.c[name].type) for name in _COLUMNS}
 
 
 def _key_lock(tables: Tables) -> ColumnElement[int]:
-    """The number of a key's advisory lock. It has 64 bits, so two keys rarely share one; then one of them
+    """The number of a key's advisory lock. It has 64 bits, so two keys rarely share one; if they do, one
     waits for the other needlessly. The server computes it, which costs no parameters."""
     row = _row(tables)
     return func.hashtextextended(row["key"], func.hashtextextended(row["consumer"], row_type(tables.message)))
@@ -113,7 +113,7 @@ def _key_lock(tables: Tables) -> ColumnElement[int]:
 
 def batch_lock(tables: Tables) -> ColumnElement[int]:
     """The number of the advisory lock shared by all batches of a consumer."""
-    seed = row_type(tables.message) + literal_column("4294967296")  # no oid, so no key's lock is this one
+    seed = row_type(tables.message) + literal_column("4294967296")  # larger than any oid: no key's seed
     return func.hashtextextended(_row(tables)["consumer"], seed)
 
 
@@ -121,7 +121,7 @@ class row_type(ColumnElement[int]):  # noqa: N801
     """The oid of a table's row type, which distinguishes tables of the same name in different schemas.
 
     The server finds the table as elsewhere in the statement: by `search_path`, and by the name that a
-    `schema_translate_map` gives it. (In `'name'::regclass` it would be in a literal, unquoted.)
+    `schema_translate_map` gives it. (In `'name'::regclass` the name would be in a literal, unquoted.)
     """
 
     inherit_cache = True
@@ -147,8 +147,8 @@ def _row_type(element: row_type, compiler: SQLCompiler, **kw: Any) -> str:
 
 @cache
 def delete_batch(aging: Aging) -> Executable:
-    """Delete the oldest rows that nobody has locked, found by index and deleted by their place in the
-    table."""
+    """Delete the oldest rows that nobody has locked. They are found by an index, and deleted by their place
+    in the table."""
     place: ColumnElement[Any] = literal_column("ctid")
     chosen = taking_statements.oldest(aging).with_only_columns(place).with_for_update(skip_locked=True)
     places = func.array(chosen.scalar_subquery())
@@ -189,14 +189,14 @@ def _is_of_loads(tables: Tables) -> ColumnElement[bool]:
 
 @cache
 def find_many(tables: Tables) -> Select[Any]:
-    """Which of some keys exist: one parameter, so that the statement is the same for any number."""
+    """Which of some keys exist. They are one parameter: the statement is the same for any number of keys."""
     c = tables.message.c
     keys = func.array(select(_given_keys().c.key).scalar_subquery())
     return select(c.key, c.claim, c.digest).where(c.consumer == bindparam("consumer_"), c.key == any_(keys))
 
 
 def _given_keys() -> TableValuedAlias:
-    """The keys of a batch as rows. They are sent as JSON, which both ends handle faster than a text array."""
+    """The keys of a batch as rows. They are sent as JSON: for both ends, this is faster than a text array."""
     keys = cast(bindparam("keys", type_=Text), JSON)
     return func.json_array_elements_text(keys).table_valued("key", name="given").render_derived()
 

@@ -58,7 +58,7 @@ _UNIQUE = text("""
 
 _PARSED = set("SEIURG")
 """Categories of types that parse text: strings, enums, addresses, uuid and json and the like, ranges, shapes.
-Numbers and times parse text, too, but drop digits that they have no room for."""
+Numbers and times parse text, too, but drop digits for which they have no room."""
 
 _CHANGED = {"name", "char", "bytea", "tsvector", "tsquery"}
 """Types of these categories that change a text."""
@@ -68,10 +68,10 @@ CLOCKS = {"timestamp", "timestamptz", "time"}
 
 @dataclass(frozen=True, slots=True)
 class PostgreSQLTarget(Target):
-    """A column, and the limits that assignment would silently cut to."""
+    """A column, and its limits: an assignment would silently cut values that exceed them."""
 
     length: int | None
-    """Of text: characters. Spaces beyond are cut off silently."""
+    """Of text: characters. Spaces beyond this length are cut off silently."""
     digits: int | None
     """Of a time: fractional digits of a second. More are rounded."""
     reads_text: bool
@@ -79,7 +79,7 @@ class PostgreSQLTarget(Target):
     element: "PostgreSQLTarget | None" = None
     """Of an array: a column of its elements' type."""
     compared: str | None = None
-    """Of text: the type that compares as the column does, if not text."""
+    """Of text: the type that compares as the column does, if it is not `text`."""
     collation: str | None = None
     """Of text: the collation, if not the database's own; a name in SQL."""
 

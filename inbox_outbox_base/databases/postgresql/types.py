@@ -1,7 +1,7 @@
 """Which Arrow types go into which columns of PostgreSQL.
 
-A column of exactly the same type can be copied straight into the target. The rest is CAST, but never to a
-type with a length, which a CAST would cut to; assignment then raises an error for values that are too long.
+A column of exactly the same type can be copied straight into the target. Others are CAST, but never to a type
+with a length: a CAST would cut values that are too long, while an assignment raises an error for them.
 """
 
 from collections.abc import Callable
@@ -70,7 +70,7 @@ def _compared(staged: str, target: PostgreSQLTarget) -> str:
 
 
 def _escaped(name: str) -> str:
-    """A name in SQL, as the driver wants it."""
+    """A name in SQL: the driver takes % as its own."""
     return name.replace("%", "%%")
 
 

@@ -27,7 +27,7 @@ class SQLiteCodes(Codes):
         return _primary(code) in (_BUSY, _LOCKED)
 
     def ends_wait(self, code: Code) -> bool:
-        # A snapshot that is too old stays so: no wait would have helped.
+        # No wait helps if the snapshot is too old.
         return _primary(code) == _BUSY and code != _BUSY_SNAPSHOT
 
     def misses_table(self, code: Code, is_there: Callable[[], bool]) -> bool:

@@ -1,7 +1,7 @@
 """SQLite: one writer for the whole file, on one machine, so partitions are written one after the other.
 
-A transaction that has read cannot wait for the write lock, because what it read may be outdated by then; so
-one that is going to write waits for the lock first.
+A transaction that has read cannot wait for the write lock: what it read may be outdated by then. So a
+transaction that is going to write waits for the lock first.
 """
 
 from collections.abc import Iterator
@@ -58,7 +58,7 @@ _TARGETS = text("""
 """)
 
 
-# An INTEGER PRIMARY KEY has no index. Other primary keys may hold NULL, but the writer refuses it there.
+# An INTEGER PRIMARY KEY has no index. Other primary keys may hold NULL, but the writer refuses NULL in them.
 _UNIQUE = text("""
     SELECT i.name, x.name AS part, i.partial AS is_partial,
            coalesce(NOT c."notnull" AND c.pk = 0, false) AS is_nullable
@@ -86,7 +86,7 @@ class SQLiteLoading(OnConflict):
 
     def guard(self, connection: Connection, write: Write) -> None:
         connection.exec_driver_sql(f"PRAGMA busy_timeout = {round(write.lock_timeout * 1000):d}")
-        # The driver sends BEGIN itself, but not before a savepoint, whose release would then commit.
+        # The driver sends BEGIN itself, but not before a savepoint: then its RELEASE would commit.
         connection.exec_driver_sql("BEGIN")
         has_begun(connection)
 
@@ -205,5 +205,5 @@ def _find(tables: Tables) -> Select[Any]:
 
 @cache
 def _others(tables: Tables) -> Select[Any]:
-    """The given keys that others have."""
+    """The given keys that others have taken."""
     return _find(tables).where(tables.message.c.claim != bindparam("claim", type_=LargeBinary))

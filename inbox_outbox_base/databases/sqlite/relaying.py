@@ -23,8 +23,8 @@ def take_ids(tables: OutboxTables) -> ReturningInsert[tuple[str]]:
 
 @cache
 def never_due(tables: OutboxTables) -> Select[Any]:
-    """Delayed messages whose time is invalid and compares as larger than all times: text or bytes that others
-    have written."""
+    """Delayed messages with an invalid time that compares as larger than all times: somebody else has written
+    text or bytes."""
     c = tables.delayed.c
     mine = c.bucket.in_(bindparam("these", expanding=True))
     return select(c.id).where(mine, c.available_at > literal_column("'9999-12-31 24'"))

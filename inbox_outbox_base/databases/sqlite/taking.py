@@ -1,5 +1,5 @@
-"""SQLite: one writer for the whole file, so "in flight" applies to the whole file. After the wait, a key that
-nobody has taken answers "in flight" while anyone else writes. The wait is the busy timeout."""
+"""SQLite: one writer for the whole file, so "in flight" applies to the whole file. If somebody else writes
+for longer than the wait, even a key that nobody takes is in flight. The wait is the busy timeout."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ from inbox_outbox_base.errors.inbox import UnusableConnection
 from inbox_outbox_base.tables.inbox import Tables
 
 _LEVELS = ("OFF", "NORMAL")
-"""The levels at which a COMMIT may be answered before it is on disk, by their numbers."""
+"""By number, the levels at which a COMMIT may be answered before it is on disk."""
 _BEGUN = "inbox: the transaction in which a row went in outside any savepoint"
 
 
@@ -33,7 +33,7 @@ def add(tables: Tables) -> Insert:
 
 @cache
 def delete_batch(aging: Aging) -> Executable:
-    """Delete the oldest rows, in one statement: a read that turns into a write would find the file locked."""
+    """Delete the oldest rows, in one statement: a write after a read could find the file locked."""
     place: ColumnElement[int] = literal_column("rowid")
     chosen = taking_statements.oldest(aging).with_only_columns(place)
     return delete(aging.table).where(place.in_(chosen)).returning(aging.table.c[aging.time])
@@ -70,14 +70,14 @@ class SQLiteTaking(Taking):
             if not codes.ends_wait(error):
                 raise
             if not was_begun:
-                # The driver's BEGIN came with this INSERT. Reading in it would keep the file locked for
-                # reading, and block the other transaction's commit.
+                # The driver's BEGIN came with this INSERT. A read in this transaction would keep the file
+                # locked for reading, and block the other transaction's commit.
                 connection.connection.rollback()
                 connection.info.pop(_BEGUN, None)
             return None
 
     def settled(self, connection: Connection, attempt: Attempt, wait: float) -> Stored | None:
-        # There is no server: once the call has returned, its COMMIT has happened or never will.
+        # There is no server: when the call returns, its COMMIT has happened or never will.
         return self.find(connection, attempt)
 
     def delete_oldest(
@@ -90,8 +90,8 @@ class SQLiteTaking(Taking):
         return pages * int(connection.exec_driver_sql("PRAGMA page_size").scalar_one())
 
     def is_autocommit(self, connection: Connection) -> bool:
-        # Only a listener to SQLAlchemy's begin event may send BEGIN: without it, the driver seems to commit
-        # each statement.
+        # Perhaps only a listener for SQLAlchemy's begin event sends BEGIN: before it has run, the driver
+        # seems to commit each statement.
         if not connection.in_transaction():
             connection.begin()
         driver = _driver(connection)
@@ -134,7 +134,7 @@ def _busy_timeout(connection: Connection, wait: float) -> Iterator[None]:
     try:
         yield
     finally:
-        if not connection.invalidated:  # as when a task is cancelled: let its exception propagate
+        if not connection.invalidated:  # it is if the task was cancelled, whose exception goes on
             connection.exec_driver_sql(f"PRAGMA busy_timeout = {before:d}")
 
 

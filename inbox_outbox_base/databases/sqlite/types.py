@@ -1,8 +1,8 @@
 """Which Arrow types go into which columns of SQLite.
 
-A column's declared type is little more than a hint, its affinity, by which SQLite changes incoming values:
-text that looks like a number becomes one, a decimal becomes a double. So values that a column would change
-are refused, and types that SQLite lacks are stored as text.
+A column's declared type is only a hint, its affinity. By it SQLite changes incoming values: text that looks
+like a number becomes a number, a decimal becomes a double. So values that a column would change are refused,
+and types that SQLite lacks are stored as text.
 """
 
 from collections.abc import Callable
@@ -46,8 +46,8 @@ _NAMES: list[tuple[Callable[[pa.DataType], bool], str, str]] = [
     (pa.types.is_time64, "time", "TEXT"),
 ]
 _DECLARED = {"DATE": "date", "DATETIME": "datetime", "TIMESTAMP": "datetime", "TIME": "time", "JSON": "json"}
-"""Names that SQLite does not know, so that the affinity is numeric: text in these formats does not look like
-a number, so it stays text."""
+"""Names that SQLite does not know. Their affinity is numeric, but text in these formats does not look like a
+number, so it stays text."""
 
 _BOOLEANS = {"BOOLEAN", "BOOL", "BIT", "TINYINT", "INTEGER", "INT"}
 """Usual names of columns of 0 and 1."""
@@ -59,13 +59,13 @@ _LONGEST_INTEGER = 18
 
 @dataclass(frozen=True, slots=True)
 class SQLiteTarget(Target):
-    """A column, and whether it is part of the primary key: an INTEGER one replaces NULL by a number."""
+    """A column, and whether it is in the primary key: an INTEGER PRIMARY KEY replaces NULL by a number."""
 
     is_key: bool
 
 
 def affinity(declared: str) -> str:
-    """What a column does to values (https://www.sqlite.org/datatype3.html, 3.1), by its declared type."""
+    """The affinity that follows from a declared type (https://www.sqlite.org/datatype3.html, 3.1)."""
     name, bare = declared.upper(), _bare(declared)
     if bare in _DECLARED:
         return _DECLARED[bare]
