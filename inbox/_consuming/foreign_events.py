@@ -11,7 +11,7 @@ _compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def event_id(headers: Mapping[str, str], content_type: str, payload: bytes | None) -> str | None:
-    """Source and id as one text, in either mode; None if it is not an event, or names neither."""
+    """Source and id as one text, in binary or structured mode; None if it is no event, or one is missing."""
     if "ce_specversion" in headers:
         return _joined(headers.get("ce_source"), headers.get("ce_id"))
     if content_type.partition(";")[0].strip().lower() != _STRUCTURED:
@@ -24,8 +24,8 @@ def event_id(headers: Mapping[str, str], content_type: str, payload: bytes | Non
 
 
 def _joined(source: object, event: object) -> str | None:
-    """As an inbox encodes a key of two parts, so that two pairs never become one text; a long text becomes a
-    digest."""
+    """Encoded like an inbox's key of two parts, so that different pairs give different texts; a long text
+    becomes a digest."""
     if not (isinstance(source, str) and isinstance(event, str) and source and event):
         return None
     text = _compact([source, event])

@@ -14,7 +14,7 @@ _NAMES = {Action.ACK: "acknowledged", Action.RETRY: "to be retried", Action.DEAD
 
 
 class ConsumerJournal:
-    """Counts what was decided about messages; from any thread."""
+    """Counts decisions about messages; thread-safe."""
 
     def __init__(self, log: logging.Logger, name: str) -> None:
         self._log = log
@@ -28,14 +28,14 @@ class ConsumerJournal:
         self._log.info(f"%s {what}", self._name, *args)
 
     def count(self, decisions: Iterable[Decision]) -> None:
-        """Count decisions that are reported to the broker. A message given back without having begun does not
+        """Count decisions that are reported to the broker. A message given back before it began does not
         count."""
         names = [_NAMES[each.action] for each in decisions if each.outcome is not None]
         with self._lock:
             self._counts.update(names)
 
     def seconds_left(self) -> float:
-        """Until the next summary."""
+        """Seconds until the next summary."""
         return max(0.0, self._next - time.monotonic())
 
     def summarise(self) -> None:

@@ -27,8 +27,8 @@ class KafkaConsumer(GroupMember[Callable[[Delivery], Outcome]]):
     """Delivers the messages of topics to a handler, as a member of a consumer group.
 
     A message is committed after the inbox has decided about it, never before. A partition's messages run in
-    order: one that must be redelivered blocks those behind it, in its own partition only. While handlers run,
-    however long, the consumer keeps polling, so that it stays in its group.
+    order: a message that must be redelivered blocks later messages, but only in its own partition. While
+    handlers run, however long, the consumer keeps polling, so that it stays in its group.
 
     When a partition moves to another consumer, the running message can finish, acknowledged messages are
     committed, and the rest goes to the new owner. Messages that are redelivered because a consumer died, or
@@ -41,15 +41,15 @@ class KafkaConsumer(GroupMember[Callable[[Delivery], Outcome]]):
         handler: a function decorated by an inbox's `handler`, or another function of a `Delivery` that
             returns an `Outcome`. Not asynchronous.
         batch: how many messages of a partition are decided together.
-        partitions: how many partitions run messages at the same time. Each runs `concurrency` of them (a
-            listener's option), so give the engine's pool the product of both.
+        partitions: how many partitions run messages at the same time. Each partition runs `concurrency`
+            messages at the same time, so give the engine's pool the product of both.
         max_attempts: a message becomes a dead letter when its handler has raised this often; None: never. The
             count is in memory: a restart or a rebalance resets it. Errors of the inbox's own statements do
             not count, nor do messages claimed in status-table mode, which their inbox counts
             (`Outcome.is_failure`).
-        dead_letter: a topic, or a function of a `Delivery` and its `Decision` that stores the message: it is
-            acknowledged when that returns, and retried when it raises. None: a dead letter blocks its
-            partition, is retried after the longest delay, and is logged as an error each time.
+        dead_letter: a topic, or a function of a `Delivery` and its `Decision` that stores the message. If the
+            function returns, the message is acknowledged; if it raises, retried. None: a dead letter blocks
+            its partition, is retried after the longest delay, and is logged as an error each time.
         concurrency, key, backoff, grace, too_old: as for `Listener`.
 
     Raises:
@@ -77,15 +77,15 @@ class KafkaConsumer(GroupMember[Callable[[Delivery], Outcome]]):
     def _decide(self, listener: Listener, batch: list[Delivery]) -> Decisions:
         return listener.decide(batch, self._handler)
 
-    def _put_away_by(self, dead_letters: DeadLetterTopic) -> Callable[[Delivery, Decision], None]:
+    def _storing_in(self, dead_letters: DeadLetterTopic) -> Callable[[Delivery, Decision], None]:
         return dead_letters
 
 
 class AsyncKafkaConsumer(GroupMember[Callable[[Delivery], Awaitable[Outcome]]]):
     """`KafkaConsumer` for asynchronous handlers, which run as tasks of the loop that awaits `run`; the client
-    blocks, and has threads of its own. `dead_letter` is a topic or an asynchronous function.
+    blocks, so it has its own threads. `dead_letter` is a topic or an asynchronous function.
 
-    A handler that outlasts `grace` is cancelled, which rolls back its transaction or releases its claim.
+    A handler that exceeds `grace` is cancelled, which rolls back its transaction or releases its claim.
     """
 
     _listener = AsyncListener
@@ -111,7 +111,7 @@ class AsyncKafkaConsumer(GroupMember[Callable[[Delivery], Awaitable[Outcome]]]):
         are restored.
 
         Raises:
-            ValueError: not called in the main thread; only that one can handle signals.
+            ValueError: not called in the main thread; only the main thread can handle signals.
         """
         return self._whole.stopping_on_sigterm(*also)
 
@@ -122,5 +122,5 @@ class AsyncKafkaConsumer(GroupMember[Callable[[Delivery], Awaitable[Outcome]]]):
     def _decide(self, listener: AsyncListener, batch: list[Delivery]) -> Decisions:
         return asyncio.run_coroutine_threadsafe(listener.decide(batch, self._handler), self._loop).result()
 
-    def _put_away_by(self, dead_letters: DeadLetterTopic) -> Callable[[Delivery, Decision], Awaitable[None]]:
+    def _storing_in(self, dead_letters: DeadLetterTopic) -> Callable[[Delivery, Decision], Awaitable[None]]:
         return in_thread(dead_letters)

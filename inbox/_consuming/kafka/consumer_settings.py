@@ -6,15 +6,15 @@ from typing import Any
 from inbox_outbox_base.errors.inbox import InvalidOption
 
 _DEFAULTS = {
-    "auto.offset.reset": "earliest",  # read what was written before the first start, too
-    # Automatic commits cover messages that were fetched and not handled yet.
+    "auto.offset.reset": "earliest",  # also read what was written before the first start
+    # Automatic commits would cover messages that were fetched but not handled yet.
     "enable.auto.commit": False,
 }
 _LONGEST_POLL = 300_000
 
 
 def settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The caller's settings, with defaults for those left out."""
+    """The caller's settings, with defaults for the others."""
     if not config.get("group.id"):
         raise InvalidOption("config: expected a group.id")
     automatic = config.get("enable.auto.commit", False)
@@ -34,7 +34,7 @@ def topics(given: str | Sequence[str]) -> list[str]:
 
 
 def check_grace(grace: float, settings: Mapping[str, Any]) -> None:
-    """A consumer that gives up a partition does not poll while it waits for the running message."""
+    """Limit `grace`: a consumer that gives up a partition waits for the running message without polling."""
     given = settings.get("max.poll.interval.ms", _LONGEST_POLL)
     try:
         longest = float(given) / 1_000

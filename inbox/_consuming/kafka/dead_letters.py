@@ -40,14 +40,14 @@ class DeadLetterTopic:
 
     Headers are added: "dead-letter-reason", "dead-letter-topic", "dead-letter-partition" and
     "dead-letter-offset". A message too large for Kafka is written without its value and, if need be, without
-    its key and headers; "dead-letter-left-out" names what is missing. It can still be read in its original
-    place.
+    its key and headers; "dead-letter-left-out" names what is missing. The whole message can still be read in
+    its original place.
 
     Thread-safe.
 
     Args:
         config: the consumer's settings; only those that say how to reach a broker are used.
-        topic: its name.
+        topic: the topic's name.
     """
 
     def __init__(self, config: Mapping[str, Any], topic: str) -> None:
@@ -55,7 +55,7 @@ class DeadLetterTopic:
         self._settings = {
             **{name: value for name, value in config.items() if name.startswith(_CONNECTION)},
             "acks": "all",
-            "batch.num.messages": 1,  # so that none is refused because of the size of others
+            "batch.num.messages": 1,  # so that no message is refused because others are large
             "compression.type": "gzip",  # so that a message that came compressed fits
             "enable.idempotence": True,
             "linger.ms": 0,
@@ -70,7 +70,7 @@ class DeadLetterTopic:
         """Returns once all replicas in sync have the message.
 
         Raises:
-            KafkaException: it may not have been written.
+            KafkaException: the message may not have been written.
         """
         record: Message = delivery.raw
         added = {

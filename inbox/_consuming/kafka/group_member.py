@@ -61,7 +61,7 @@ class GroupMember(ABC, Generic[H]):
         self._dead_letters = None
         if isinstance(dead_letter, str):
             self._dead_letters = DeadLetterTopic(config, dead_letter)
-            dead_letter = self._put_away_by(self._dead_letters)
+            dead_letter = self._storing_in(self._dead_letters)
         self._new_listener = functools.partial(
             self._listener,
             order="in_order",
@@ -102,7 +102,7 @@ class GroupMember(ABC, Generic[H]):
         return decisions
 
     @abstractmethod
-    def _put_away_by(self, dead_letters: DeadLetterTopic) -> Callable[[Delivery, Decision], Any]:
+    def _storing_in(self, dead_letters: DeadLetterTopic) -> Callable[[Delivery, Decision], Any]:
         """The function that the listener calls for dead letters."""
 
     def _consume(self) -> None:
@@ -114,7 +114,7 @@ class GroupMember(ABC, Generic[H]):
         group, servers = (self._settings.get(name) for name in ("group.id", "bootstrap.servers"))
         self._journal.say("starts: group %r at %s", group, servers)
         consumer = Consumer({"logger": _log, "on_commit": _report_commit, **self._settings})
-        # Threads whose handler outlasts `grace` are left behind; they end with the process.
+        # Threads whose handler takes longer than `grace` are left behind; they end with the process.
         self._pool = ThreadPoolExecutor(self._partitions, thread_name_prefix="inbox kafka")
         try:
             consumer.subscribe(
@@ -166,8 +166,8 @@ class GroupMember(ABC, Generic[H]):
     def _commit(self, consumer: Consumer, lanes: Iterable[PartitionLane], *, again: bool = False) -> None:
         offsets = [offset for lane in lanes if (offset := lane.to_commit(again=again)) is not None]
         if offsets:
-            # Waiting would last as long as a broker hangs. Each commit covers those before it, and the broker
-            # gets the last one before it learns that the partition is given up.
+            # Do not wait: a broker may hang. Each commit covers the commits before it, and the broker gets
+            # the last commit before it learns that the partition is given up.
             consumer.commit(offsets=offsets, asynchronous=True)
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
@@ -185,12 +185,12 @@ class GroupMember(ABC, Generic[H]):
         self._journal.say("is connected, and has %s", f"partitions {owned}" if owned else "no partition")
 
     def _lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """The partitions belong to another consumer already: work done here stays done, but must not be
+        """The partitions already belong to another consumer: work done here stays done, but must not be
         committed."""
         lanes = self._taken_away(partitions)
         _log.warning(
-            "the group went on without this consumer, which did not poll or answer in time "
-            "(max.poll.interval.ms, session.timeout.ms). What it has not committed is delivered again: %s",
+            "the group has dropped this consumer, which did not poll or answer in time "
+            "(max.poll.interval.ms, session.timeout.ms). Its uncommitted messages are delivered again: %s",
             _named((each.topic, each.partition) for each in partitions),
         )
         for lane in lanes:
@@ -203,7 +203,7 @@ class GroupMember(ABC, Generic[H]):
         return [self._lanes.pop(place) for place in places if place in self._lanes]
 
     def _release(self, consumer: Consumer, lanes: list[PartitionLane]) -> None:
-        """Let running messages end, and commit where the next owner has to continue."""
+        """Let running messages end, and commit the offsets at which the next owner continues."""
         for lane in lanes:
             lane.stop()
         for lane in lanes:
@@ -218,7 +218,7 @@ class GroupMember(ABC, Generic[H]):
             consumer.resume(paused)
 
     def _leave(self, consumer: Consumer) -> None:
-        """Leave the group; wait for a broker that hangs no longer than for a message."""
+        """Leave the group; wait for the broker at most `grace`, as for a running message."""
         leaving = threading.Thread(target=consumer.close, name="inbox kafka leaves", daemon=True)
         leaving.start()
         leaving.join(self._whole.grace)
@@ -231,7 +231,7 @@ def _named(partitions: Iterable[tuple[str, int]]) -> str:
 
 
 def _is_notice(record: Message) -> bool:
-    """Whether this is not a message but a notice of the client's; raises it if it is fatal."""
+    """Whether this is a notice from the client instead of a message; raise a fatal notice."""
     error = record.error()
     if error is None:
         return False

@@ -17,7 +17,7 @@ from inbox_outbox_base.words.incoming import Delivery
 from .record import delivery_of
 
 MOST = 10_000
-"""Messages held of one partition before fetching pauses; two batches, if that is more."""
+"""Fetching from a partition pauses at this many messages, or at two batches if that is more."""
 MOST_BYTES = 16 * 1024 * 1024
 
 _log = logging.getLogger("inbox.kafka")
@@ -26,8 +26,8 @@ _log = logging.getLogger("inbox.kafka")
 class PartitionLane:
     """The unacknowledged messages of one partition, from the first on, without a gap.
 
-    They run in batches, in order. A message that must be redelivered stays in its place, and those behind it
-    wait. `run` belongs to one worker at a time; everything else belongs to the polling thread.
+    They run in batches, in order. A message that must be redelivered stays in its place, and later messages
+    wait. One worker at a time calls `run`; only the polling thread calls everything else.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class PartitionLane:
 
     @property
     def is_full(self) -> bool:
-        """Whether it holds so much that fetching should pause."""
+        """Whether the lane holds so much that fetching should pause."""
         return len(self._records) >= max(MOST, 2 * self._batch) or self._size >= MOST_BYTES
 
     @property
@@ -79,7 +79,7 @@ class PartitionLane:
             self._size += len(record)
 
     def begin(self) -> bool:
-        """Whether there is a batch to run now; if so, the caller must have `run` called."""
+        """Return whether there is a batch to run now; if so, the caller must let a worker call `run`."""
         with self._lock:
             if self._is_queued or self._is_running or not self._records or self._listener.stopped:
                 return False
@@ -89,7 +89,7 @@ class PartitionLane:
             return True
 
     def run(self) -> None:
-        """Run one batch; none if it was stopped before its turn."""
+        """Run one batch, unless the lane was stopped before its turn."""
         with self._lock:
             self._is_queued = False
             if self._listener.stopped:
@@ -115,14 +115,14 @@ class PartitionLane:
     def wait(self) -> None:
         """After `stop`, return once the running message has ended or was given up.
 
-        It does not wait for a batch that still waits for a worker: that will not run.
+        A batch that no worker has begun will not run, so `wait` ignores it.
         """
         with self._lock:
             self._idle.wait_for(lambda: not self._is_running)
 
     def to_commit(self, *, again: bool = False) -> TopicPartition | None:
-        """The offset from which Kafka is to continue, if it has changed since the last call; with `again`, in
-        any case."""
+        """The offset at which Kafka should continue; None if it is the same as in the last call, unless
+        `again`."""
         with self._lock:
             if self._acknowledged is None or (self._acknowledged == self._committed and not again):
                 return None
@@ -133,7 +133,7 @@ class PartitionLane:
         return delivery_of(record, 1 + self._attempts.get(_offset(record), 0))
 
     def _settle(self, batch: list[Delivery], decisions: Decisions) -> None:
-        # Kafka commits one offset a partition, so only an unbroken run from the start counts.
+        # Kafka commits one offset for each partition, so only an unbroken run from the start counts.
         for _ in range(decisions.acknowledged):
             record = self._records.popleft()
             self._size -= len(record)

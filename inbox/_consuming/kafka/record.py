@@ -11,8 +11,8 @@ from inbox_outbox_base.words.incoming import Delivery
 
 _log = logging.getLogger("inbox.kafka")
 _given_headers = operator.methodcaller("headers")
-"""Not called as a method: through the interpreter's fast path for methods, the client's error crashes the
-process."""
+"""Not called as a method: the interpreter has a fast path for methods, where an error of the client crashes
+the process."""
 _ID = "outbox-id"
 _CONTENT_TYPE = "content-type"
 _CREATED_AT = "outbox-created-at"
@@ -25,7 +25,7 @@ def delivery_of(record: Message, attempt: int) -> Delivery:
     """The handler's view of a record.
 
     A record that did not come through an outbox has Kafka's time. Its id is the source and id of its
-    CloudEvent, if it is one, else its place ("topic-partition-offset"). Of repeated headers the last one
+    CloudEvent, if it is an event, else its place ("topic-partition-offset"). Of repeated headers the last one
     counts. Bytes of a key or a header that are not UTF-8 become lone surrogates, so that two keys never
     become one; `raw` has the original bytes.
     """
@@ -53,7 +53,7 @@ def _place(record: Message) -> str:
 def headers_of(record: Message) -> list[tuple[str, str | bytes | None]]:
     """Name and value of each header; names may repeat.
 
-    A record with a name that is not UTF-8 has none: the client cannot read that, and a second try would crash
+    If a name is not UTF-8, there are none: the client cannot read the headers, and a second try would crash
     the process.
     """
     try:
@@ -85,7 +85,7 @@ def _created_at(header: str | None, record: Message) -> datetime | None:
 
 
 def _time(milliseconds: int) -> datetime | None:
-    """Kafka keeps any number that a producer wrote, such as microseconds; None if it is not a time."""
+    """The time of any number that a producer wrote, such as microseconds; None if it is not a time."""
     while milliseconds > _LAST:
         milliseconds //= 1_000
     try:

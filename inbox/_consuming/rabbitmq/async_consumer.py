@@ -44,7 +44,7 @@ class Session:
     channel: AbstractChannel
     tag: str
     cancelled: asyncio.Event
-    """RabbitMQ has stopped delivering: the queue was deleted."""
+    """Set when RabbitMQ stops delivering, because the queue was deleted."""
 
 
 class AsyncRabbitConsumer:
@@ -108,7 +108,7 @@ class AsyncRabbitConsumer:
                 if self._stopping.is_set():
                     await self._finish(session)
                     break
-                # A delivery does not count as steady: it may be what causes each failure.
+                # Only time counts as steady, not a delivery: the delivery may be the cause of each failure.
                 is_steady = self._loop.time() - begun >= _STEADY
                 self._failed_sessions = 0 if is_steady else self._failed_sessions + 1
                 self._tell(session)
@@ -170,7 +170,7 @@ class AsyncRabbitConsumer:
         error = closing.exception() if closing.done() and not closing.cancelled() else None
         if isinstance(error, exceptions.InvalidFrameError | ValueError | ArithmeticError | RecursionError):
             _log.error(
-                "queue %r: the AMQP client cannot decode a message; none is consumed until you remove it: %r",
+                "queue %r: the AMQP client cannot decode a message; none is consumed until it is removed: %r",
                 self.queue,
                 error,
             )
@@ -197,7 +197,7 @@ class AsyncRabbitConsumer:
         settler = Settler(companions, rejects=self._rejects, stopping=self._stopping)
 
         async def begin(message: DeliveredMessage) -> None:
-            # A task of ours: the client cancels its own tasks when the connection breaks.
+            # Our own task, because the client cancels its tasks when the connection breaks.
             task = asyncio.create_task(self._take(message, settler))
             self._running.add(task)
             task.add_done_callback(self._running.discard)
@@ -208,7 +208,7 @@ class AsyncRabbitConsumer:
     async def _make_queue(self, connection: AbstractConnection) -> None:
         channel = await connection.channel(publisher_confirms=False)
         try:
-            # Only looks: declaring a queue that exists with other arguments would be refused.
+            # Only look: RabbitMQ refuses to declare an existing queue with other arguments.
             await channel.queue_declare(self.queue, passive=True)
         except exceptions.ChannelNotFoundEntity:
             channel = await connection.channel(publisher_confirms=False)
@@ -238,7 +238,7 @@ class AsyncRabbitConsumer:
             await settler.settle(delivery, decision)
 
     async def _finish(self, session: Session) -> None:
-        """Take no more messages; running ones get the listener's grace, the others are given back."""
+        """Take no more messages. Running messages get the listener's grace; the others are given back."""
         try:
             await session.channel.basic_cancel(session.tag, timeout=_PATIENCE)
         except Exception as error:  # noqa: BLE001 - without a connection nothing is delivered either

@@ -1,4 +1,4 @@
-"""Queues beside a queue: for messages to be redelivered later, and for dead letters."""
+"""Queues that belong to a queue: for messages to be redelivered later, and for dead letters."""
 
 import asyncio
 import math
@@ -14,9 +14,8 @@ from .delivery import FAILURES, REASON, sent_on
 
 _QUORUM: ArgumentsType = {"x-queue-type": "quorum"}
 _AGE = 3.0
-"""Seconds after which a new queue survives a crash of the broker. RabbitMQ 3 writes it to disk a while after
-it has confirmed it (half a second was too early), and a crash before that loses the messages confirmed in
-it."""
+"""Seconds after which a new queue survives a crash of the broker. RabbitMQ 3 confirms a queue before it is on
+disk (half a second was too early). A crash in between loses the messages confirmed in the queue."""
 _LONGEST_DELAY = 86_400.0
 _LONGEST_REASON = 1_000
 
@@ -25,7 +24,7 @@ class Companions:
     """The queues "<queue>.retry.<n>s" and "<queue>.dead", made when they are first needed.
 
     When a method returns, the message is safe in the other queue: it was confirmed, and the queue itself
-    survives a crash. The way back of a delayed message survives a crash as well (a quorum queue whose
+    survives a crash. A delayed message also survives a crash on its way back (a quorum queue whose
     dead-lettering is "at-least-once").
     """
 
@@ -35,7 +34,7 @@ class Companions:
         self._lock = asyncio.Lock()
         self._channel: AbstractChannel | None = None
         self._safe_at: dict[str, float] = {}
-        """By existing queue: the loop's time from which it is safe."""
+        """For each existing queue, the loop's time from which the queue is safe."""
 
     async def delay(self, delivery: Delivery, delay: float, failures: int) -> None:
         """Redeliver the message after this many seconds, at most a day; the actual delay can be up to twice
@@ -59,7 +58,7 @@ class Companions:
         properties.expiration = str(math.ceil(delay * 1_000))
         await self._put(f"{self._queue}.retry.{step}s", delivery, properties, arguments)
 
-    async def put_away(self, delivery: Delivery, reason: str) -> None:
+    async def add_dead_letter(self, delivery: Delivery, reason: str) -> None:
         """Put the message in the dead-letter queue; an existing queue is used as it is."""
         properties = sent_on(delivery, {REASON: reason[:_LONGEST_REASON]})
         await self._put(f"{self._queue}.dead", delivery, properties, None)
@@ -84,8 +83,8 @@ class Companions:
         await asyncio.sleep(safe_at - asyncio.get_running_loop().time())
 
     async def _made(self, name: str, arguments: ArgumentsType | None) -> float:
-        """Make the queue if it does not exist, and return when it is safe. An existing queue must have these
-        arguments; any will do if they are None."""
+        """Make the queue if it does not exist, and return the time from which it is safe. An existing queue
+        must have these arguments, unless they are None."""
         try:
             await self._declared(name, passive=True)
         except ChannelNotFoundEntity:

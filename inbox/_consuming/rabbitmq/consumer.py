@@ -26,30 +26,29 @@ __all__ = ["AsyncRabbitConsumer", "RabbitConsumer"]
 class RabbitConsumer:
     """Takes the messages of one queue, and acknowledges each when its handler's inbox has decided.
 
-    None is lost: RabbitMQ gets an answer only after the decision, and redelivers unacknowledged messages when
-    the consumer, its connection or the broker ends. That makes duplicates, which the inbox recognises.
-    Messages of one key run one after the other; a message to be redelivered later lets the others of its key
-    pass.
+    No message is lost: RabbitMQ gets an answer only after the decision, and redelivers unacknowledged
+    messages when the consumer, its connection or the broker ends. This makes duplicates, which the inbox recognises.
+    Messages with the same key run one after the other, but do not wait for one to be redelivered later.
 
     - acknowledged: basic.ack.
     - to be redelivered: it waits in a queue "<queue>.retry.<n>s", which the consumer makes, and comes back
-      after its delay, at most twice that (or a second). A header counts its attempts.
+      after its delay, or at most twice the delay (or a second). A header counts its attempts.
     - dead letter, such as a message that has failed `max_attempts` times: it goes to a queue "<queue>.dead",
       which the consumer makes, with the reason in the header "inbox-reason"; or where `dead_letter` or
       `reject_dead_letters` sends it.
 
-    In both queues the message is confirmed before it is acknowledged.
+    The message is acknowledged only after the other queue has confirmed it.
 
     Args:
         url: amqp://user:password@host:port/vhost, or amqps://.
-        queue: its name; make it durable, or a restart of the broker loses it.
+        queue: its name; make the queue durable, or a restart of the broker loses it.
         handler: a function of a `Delivery` that returns an `Outcome`, such as one decorated by an inbox.
-        prefetch: how many messages RabbitMQ delivers before one is acknowledged; by default twice the
-            listener's `concurrency`. More is faster with quick handlers, fewer is fairer with slow ones.
+        prefetch: how many unacknowledged messages RabbitMQ delivers; by default twice the `concurrency`.
+            With quick handlers, more are faster; with slow handlers, fewer are fairer.
         declare: make the queue if it does not exist, durable and otherwise with the broker's defaults.
         max_attempts: a message becomes a dead letter when its handler has raised this often; None: never.
-            Errors of the inbox's own statements do not count, nor do those of messages claimed in
-            status-table mode, whose inbox counts for itself (`Outcome.is_failure`).
+            Errors of the inbox's own statements do not count, nor do messages claimed in status-table mode,
+            which their inbox counts (`Outcome.is_failure`).
         reject_dead_letters: use basic.reject, because the queue has a dead-letter exchange. If it has none,
             dead letters are lost.
         dead_letter, concurrency, key, attempt, backoff, grace, too_old: as for `Listener`; by default `key`
@@ -94,9 +93,9 @@ class RabbitConsumer:
     def run(self) -> None:
         """Take messages until `stop`, or in the main thread until SIGTERM or SIGINT.
 
-        When the connection breaks, it reconnects; only the first connection must succeed immediately. When it
-        is stopped, it takes no more messages, lets running ones finish within the listener's `grace`, gives
-        the others back, and returns.
+        When the connection breaks, the consumer reconnects; only the first connection must succeed
+        immediately. After a stop it takes no more messages, lets running messages finish within `grace`,
+        gives the others back, and returns.
 
         Raises:
             InvalidOption: RabbitMQ refuses the login, the queue does not exist, or the handler does not
@@ -109,12 +108,11 @@ class RabbitConsumer:
             asyncio.run(self._core.run())
 
     def stop(self) -> None:
-        """End `run` in good order. Returns immediately; you can call it from any thread and signal
-        handler."""
+        """Stop gracefully. Returns immediately; you can call it from any thread and signal handler."""
         self._core.stop()
 
 
 class _RabbitInThreads(AsyncRabbitConsumer):
-    """Its handler and its `dead_letter` are synchronous."""
+    """The consumer for a synchronous handler and a synchronous `dead_letter`."""
 
     _listener = AwaitedListener

@@ -19,8 +19,8 @@ ATTEMPT = "inbox-attempt"
 TOPIC = "inbox-topic"
 """Header of a message that is sent on: its original routing key."""
 FAILURES = "inbox-failures"
-"""Header of a message to be redelivered: how often its handler has failed. A dead letter has none, so that
-one moved back has all its attempts again."""
+"""Header of a message to be redelivered: how often its handler has failed. A dead letter has no
+such header, so that it gets all its attempts again when it is moved back."""
 REASON = "inbox-reason"
 """Header of a dead letter."""
 
@@ -65,7 +65,7 @@ def failures_of(delivery: Delivery) -> int:
 def sent_on(delivery: Delivery, headers: Mapping[str, Any]) -> Basic.Properties:
     """The properties of a message that is put in another queue.
 
-    Properties that would make RabbitMQ route it elsewhere, refuse it or take it for a loop are left out. A
+    They leave out what would make RabbitMQ route the message elsewhere, refuse it or take it for a loop. A
     header value that the client can read but not write becomes text.
     """
     message: DeliveredMessage = delivery.raw
@@ -119,8 +119,8 @@ def _text(value: Any) -> str:
 
 
 def _attempt(message: DeliveredMessage, headers: Mapping[str, Any]) -> int:
-    """Attempts counted here, plus deliveries that nobody answered. A quorum queue counts those; a classic
-    queue only says that there were some."""
+    """This attempt's number: attempts counted here, plus unanswered deliveries. A quorum queue counts the
+    unanswered deliveries; a classic queue only says whether there were any."""
     returns = headers.get(_RETURNS)
     if not isinstance(returns, int):
         returns = int(bool(frame_of(message).redelivered))

@@ -27,14 +27,14 @@ _WIDTHS = {
     b"D": 5,
     **dict.fromkeys((b"l", b"L", b"d"), 8),
 }
-"""By type, the length of a header's value in bytes."""
+"""The length of a header's value in bytes, by type."""
 _FIXED = 12
 """Bytes before the flags that say which properties exist."""
 _LONGEST_NAME = 255
 
 
 class MendingTransport(TransportFactory):
-    """Connects as the client does by default."""
+    """Connects as the client does by default, and repairs the frames that it reads."""
 
     async def create(self, url: URL, **kwargs: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """See `aiormq.TransportFactory`."""
@@ -75,10 +75,10 @@ class _Reader:
 
 
 def mended(payload: bytes) -> bytes:
-    """The payload of a header frame; unchanged, if the client can decode it or nobody can.
+    """The payload of a header frame, repaired; unchanged if the client can decode it, or if nobody can.
 
     A time that is too large is divided by a thousand, repeatedly; in a header it becomes a number. Bytes that
-    are not UTF-8 become text that shows them.
+    are not UTF-8 become escape sequences.
     """
     try:
         ContentHeader().unmarshal(payload)
@@ -113,7 +113,7 @@ def _short_text(source: BytesIO) -> bytes:
     given = source.read(source.read(1)[0])
     text = given.decode(errors="backslashreplace").encode()
     if len(text) > _LONGEST_NAME:
-        text = sha256(given).hexdigest().encode()  # truncated, two of them could become equal
+        text = sha256(given).hexdigest().encode()  # if truncated, two texts could become equal
     return bytes([len(text)]) + text
 
 

@@ -39,7 +39,7 @@ class Settler:
         """Tell RabbitMQ. A lost connection is no error: RabbitMQ will redeliver the message."""
         try:
             await self._settle(delivery, decision)
-        except Exception as error:  # noqa: BLE001 - only a lost connection keeps an answer from leaving
+        except Exception as error:  # noqa: BLE001 - only a lost connection prevents an answer
             _log.info("message %s: not settled, so RabbitMQ will redeliver it: %r", delivery.id, error)
 
     async def _settle(self, delivery: Delivery, decision: Decision) -> None:
@@ -51,7 +51,7 @@ class Settler:
         elif decision.action is Action.DEAD_LETTER and self._rejects:
             await channel.basic_reject(tag, requeue=False)
         elif decision.action is Action.ACK or await self._is_safe_elsewhere(delivery, decision):
-            # Before a stop it need not wait until this is sent: `basic.cancel` is sent after it.
+            # Before a stop there is no need to wait until this is sent, because `basic.cancel` follows it.
             await channel.basic_ack(tag, wait=self._stopping.is_set())
         else:
             await self._hold(max(decision.delay, _SHORTEST_HOLD))
@@ -64,7 +64,7 @@ class Settler:
                     has_failed = decision.outcome is not None and decision.outcome.is_failure
                     await self._companions.delay(delivery, decision.delay, failures_of(delivery) + has_failed)
                 else:
-                    await self._companions.put_away(delivery, decision.reason)
+                    await self._companions.add_dead_letter(delivery, decision.reason)
         except Exception as error:  # noqa: BLE001 - it goes back to its own queue
             _log.warning(
                 "message %s: given back to its queue, because %s failed: %r",

@@ -30,10 +30,10 @@ from .source import Source
 
 _log = logging.getLogger("inbox.rocketmq")
 _TURNS = 6
-"""How often a message's time is looked at while it lasts."""
+"""How many times within `invisible` to look for messages whose time must be extended."""
 _REFRESH = 30.0
 _PATIENCE = 30.0
-"""Seconds that RocketMQ has to know a topic: its brokers report their topics twice a minute."""
+"""Seconds to wait until RocketMQ knows a topic: its brokers report their topics twice a minute."""
 _LAST_WORDS = 10.0
 """Seconds that RocketMQ has to take the last answers when the consumer stops."""
 _SOON = 1.0
@@ -103,7 +103,7 @@ class AsyncRocketMQConsumer:
         """See `RocketMQConsumer.stop`."""
         self.listener.stop()
         if self._loop is not None and not self._loop.is_closed():
-            with suppress(RuntimeError):  # it is closed in this moment
+            with suppress(RuntimeError):  # the loop has just been closed
                 self._loop.call_soon_threadsafe(self._stopping.set)
 
     def stopping_on_sigterm(self, *also: signal.Signals) -> AbstractContextManager[None]:
@@ -111,7 +111,7 @@ class AsyncRocketMQConsumer:
         are restored.
 
         Raises:
-            ValueError: not called in the main thread; only that one can handle signals.
+            ValueError: not called in the main thread; only the main thread can handle signals.
         """
         return stopping(self.stop, *also)
 
@@ -141,7 +141,7 @@ class AsyncRocketMQConsumer:
             raise self._failure
 
     async def _connect(self) -> None:
-        """Connect. A server that has just started does not know its topics for a while."""
+        """Connect, and wait for topics: a server that has just started does not know them for a while."""
         patience = asyncio.get_running_loop().time() + _PATIENCE
         while not self.stopped:
             try:
@@ -178,11 +178,11 @@ class AsyncRocketMQConsumer:
             limit=self.prefetch,
             hidden=self._hidden,
             take=self._take,
-            tell=self._learn,
+            tell=self._use_settings,
             stopping=self._stopping,
         )
 
-    def _learn(self, settings: GroupSettings) -> None:
+    def _use_settings(self, settings: GroupSettings) -> None:
         if settings == self._settings:
             return
         try:
@@ -197,13 +197,13 @@ class AsyncRocketMQConsumer:
         try:
             key = self._key and self._key(held.delivery)
             hash(key)
-        except Exception:  # noqa: BLE001 - the listener calls it as well, and decides about the message
+        except Exception:  # noqa: BLE001 - the listener calls it again, and decides about the message
             key = None
         self._chains.add(key, held)
 
     def _failures_of(self, delivery: Delivery) -> int:
         held = self._running.get(id(delivery.raw))
-        return held.failures if held is not None else 0  # it was given back while its handler was running
+        return held.failures if held is not None else 0  # else given back while its handler was running
 
     async def _handle(self, held: HeldMessage) -> None:
         """Run a message until it is settled or lost."""
@@ -229,19 +229,19 @@ class AsyncRocketMQConsumer:
         if decision.action is Action.ACK:
             await held.acknowledge()
         elif decision.action is Action.DEAD_LETTER:
-            await self._put_away(held, decision)
+            await self._store_dead_letter(held, decision)
         elif decision.outcome is None:
             await held.give_back(_SOON)  # its handler did not begin, or did not end
-        elif self._can_come_again(held, decision.outcome):
+        elif self._may_be_redelivered(held, decision.outcome):
             await held.give_back(decision.delay)
         else:
             held.count(failed=decision.outcome.is_failure)
             await self._keep(held, decision.delay)
 
-    def _can_come_again(self, held: HeldMessage, outcome: Outcome) -> bool:
-        """Whether to have RocketMQ deliver it again, which counts: after too many deliveries it buries the
-        message. A message that is not to blame stays here, and so does one of a group in order, whose later
-        messages would come again as well."""
+    def _may_be_redelivered(self, held: HeldMessage, outcome: Outcome) -> bool:
+        """Whether RocketMQ should deliver the message again. It counts deliveries, and buries a message after
+        too many; so a message that is not to blame stays here. So does every message of a group in order,
+        because RocketMQ would also deliver the later messages again."""
         is_last = 0 < self._settings.deliveries <= held.deliveries
         is_inboxs_fault = outcome.error is not None and outcome.retry_after is None and not outcome.is_failure
         return not (is_last or is_inboxs_fault or self._settings.in_order)
@@ -251,7 +251,7 @@ class AsyncRocketMQConsumer:
         if await self._is_stopped_within(seconds):
             await held.give_back(_SOON)
 
-    async def _put_away(self, held: HeldMessage, decision: Decision) -> None:
+    async def _store_dead_letter(self, held: HeldMessage, decision: Decision) -> None:
         failures = 0
         while held.is_open:
             try:
@@ -271,7 +271,7 @@ class AsyncRocketMQConsumer:
                 await held.acknowledge()
 
     async def _extend(self) -> None:
-        """Keep the messages hidden that are not settled."""
+        """Keep unsettled messages hidden."""
         while True:
             await asyncio.sleep(self._hidden / _TURNS)
             due = [held for held in self._sources.held if held.is_due]
@@ -294,7 +294,7 @@ class AsyncRocketMQConsumer:
         return self._stopping.is_set()
 
     async def _finish(self) -> None:
-        """Take what is on its way, and let running messages end."""
+        """Take the messages on their way, and let running messages end."""
         await self._sources.finished()
         if tasks := self._chains.tasks:
             await asyncio.wait(tasks, timeout=self.listener.grace + _LAST_WORDS)

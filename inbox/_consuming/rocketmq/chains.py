@@ -9,7 +9,7 @@ from .held import HeldMessage
 
 
 class Chains:
-    """Runs each message in a task; one whose key is busy waits until those before it are settled.
+    """Runs each message in a task; if its key is busy, the message waits until earlier ones are settled.
 
     Args:
         run: runs and settles a message; must not raise.
@@ -22,7 +22,7 @@ class Chains:
 
     @property
     def tasks(self) -> set[asyncio.Task[Any]]:
-        """Those that have not ended."""
+        """The tasks that have not ended."""
         return set(self._tasks)
 
     def add(self, key: Hashable | None, held: HeldMessage) -> None:

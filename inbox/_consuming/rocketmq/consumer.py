@@ -27,38 +27,38 @@ __all__ = ["AsyncRocketMQConsumer", "RocketMQConsumer"]
 class RocketMQConsumer:
     """Takes the messages of a topic for a group, and acknowledges each when its handler's inbox has decided.
 
-    None is lost: RocketMQ gets an answer only after the decision, and delivers a message again that is not
-    acknowledged within its invisible time. The consumer renews that time for every message that it holds. A
-    message that comes again is a duplicate, which the inbox recognises.
+    No message is lost: RocketMQ gets an answer only after the decision, and redelivers a message that is not
+    acknowledged within its invisible time. The consumer renews that time for every message that it holds. The
+    inbox recognises the duplicates that a redelivery makes.
 
-    Messages of one key run one after the other. In a group whose queues are delivered in order
-    (consumeMessageOrderly), a message that has to run again holds up those of its key, and stays here until
-    it is done; in other groups RocketMQ delivers it again after its delay, and the others of its key pass.
+    Messages with the same key run one after the other. If a group's queues are delivered in order
+    (consumeMessageOrderly), a message that must run again stays in the consumer until it is done, and later
+    messages of its key wait. In other groups RocketMQ redelivers it after its delay, and they do not wait.
 
     - acknowledged: it is done.
-    - failed in its handler: it is delivered again after its delay.
-    - not run because of the database or the inbox: it stays here and runs again after its delay, because
-      RocketMQ counts deliveries, and buries a message that had too many.
+    - failed in its handler: it is redelivered after its delay.
+    - not run because of the database or the inbox: it stays in the consumer and runs again after its delay,
+      because RocketMQ buries a message after too many deliveries.
     - dead letter, such as a message that has failed `max_attempts` times: it goes where `dead_letter` says,
-      and is acknowledged there first.
+      and is acknowledged after it is stored there.
 
     Args:
-        url: rocketmq://access-key:secret@host:port, or rocketmqs://, of the proxy.
+        url: the proxy's: rocketmq://access-key:secret@host:port, or rocketmqs://.
         topic: its name, or a list of names.
         handler: a function of a `Delivery` that returns an `Outcome`, such as one decorated by an inbox.
         group: the consumer group; it must exist.
-        tag: take only messages with this tag, or one of several with || between.
-        prefetch: how many messages to hold before one is acknowledged; by default twice the `concurrency`, at
-            least 32. Fewer are fairer to other consumers when handlers are slow.
-        invisible: after a crash of this consumer its messages are delivered again after this time, in whole
-            seconds or as `timedelta`; 10 s or more.
-        max_attempts: a message becomes a dead letter when its handler raises in this delivery or a later one;
-            None: never. The group's retryMaxTimes must not be smaller. Errors of the inbox's own statements
-            do not count, nor do those of messages claimed in status-table mode, whose inbox counts for itself
-            (`Outcome.is_failure`).
+        tag: take only messages with this tag; several tags are separated by ||.
+        prefetch: how many unacknowledged messages to hold; by default twice the `concurrency`, at least 32.
+            With slow handlers, fewer are fairer to other consumers.
+        invisible: how long after a crash of this consumer its messages are redelivered, in whole seconds or
+            as `timedelta`; 10 s or more.
+        max_attempts: a message becomes a dead letter when its handler raises in the delivery with this number
+            or a later one; None: never. The group's retryMaxTimes must not be smaller. Errors of the inbox's
+            own statements do not count, nor do messages claimed in status-table mode, which their inbox
+            counts (`Outcome.is_failure`).
         dead_letter: a topic, which gets the message with the reason in the property "inbox-reason"; or a
-            function of a `Delivery` and its `Decision` that stores the message. None: the group's own dead
-            letters, the topic "%DLQ%<group>", which does not say why.
+            function of a `Delivery` and its `Decision` that stores the message. None: the topic of the
+            group's own dead letters, "%DLQ%<group>", without the reason.
         concurrency, key, backoff, grace, too_old: as for `Listener`; by default `key` is the message's key.
 
     Raises:
@@ -100,8 +100,8 @@ class RocketMQConsumer:
     def run(self) -> None:
         """Take messages until `stop`, or in the main thread until SIGTERM or SIGINT.
 
-        When the connection breaks or RocketMQ restarts, it connects again; only the first connection must
-        succeed immediately. When it is stopped, it takes no more messages, lets running ones finish within
+        When the connection breaks or RocketMQ restarts, the consumer reconnects; only the first connection
+        must succeed immediately. After a stop it takes no more messages, lets running messages finish within
         `grace`, gives the others back, and returns.
 
         Raises:
@@ -110,21 +110,20 @@ class RocketMQConsumer:
             ConnectionError: nobody answers at `url`.
             InboxError: the process was forked while its parent was connected to RocketMQ.
         """
-        forking.check()  # before an event loop, which may crash as well
+        forking.check()  # before the event loop begins, which may crash too
         is_main = threading.current_thread() is threading.main_thread()
         with self._core.stopping_on_sigterm(signal.SIGINT) if is_main else nullcontext():
             asyncio.run(self._core.run())
 
     def stop(self) -> None:
-        """End `run` in good order. Returns immediately; you can call it from any thread and signal
-        handler."""
+        """Stop gracefully. Returns immediately; you can call it from any thread and signal handler."""
         self._core.stop()
 
 
 class _RocketMQInThreads(AsyncRocketMQConsumer):
-    """Its handler is synchronous."""
+    """The consumer for a synchronous handler."""
 
     _listener = AwaitedListener
 
     def _check(self, handler: Any) -> None:
-        """`RocketMQConsumer` has checked it."""
+        """`RocketMQConsumer` has checked the handler."""

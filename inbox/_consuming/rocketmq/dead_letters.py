@@ -18,7 +18,7 @@ _BROKERS = "__"
 def dead_letter(topic: str, delivery: Delivery, decision: Decision) -> Any:
     """The message as it is sent to the topic: unchanged, with properties that say why it is there.
 
-    It keeps the id that its producer's client has given it.
+    It keeps the id from its producer's client.
     """
     message: Any = delivery.raw
     system = message.system_properties

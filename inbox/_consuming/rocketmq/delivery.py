@@ -25,9 +25,9 @@ _log = logging.getLogger("inbox.rocketmq")
 def delivery_of(message: Any, attempt: int) -> Delivery:
     """The handler's view of a message. It never raises, whatever the message contains.
 
-    The id is the outbox's. A message of another producer has the source and id of its CloudEvent, if it is
-    one, else its key (the smallest, if it has several), else the id that its producer's client has given it,
-    which each resend changes.
+    The id is the outbox's. A message of another producer has the source and id of its CloudEvent, if it is an
+    event; else its key (the smallest, if it has several); else the id from its producer's client, which each
+    resend changes.
     """
     sent = {name: value for name, value in message.user_properties.items() if not name.startswith(_BROKERS)}
     properties = decode(sent)
@@ -35,7 +35,7 @@ def delivery_of(message: Any, attempt: int) -> Delivery:
     headers = {name: value for name, value in properties.items() if name not in _OWN}
     content_type = properties.get(CONTENT_TYPE) or _BYTES
     own_id = properties.get(ID) or event_id(headers, content_type, payload)
-    # An outbox's message without a key has its id as the group, in a FIFO topic.
+    # In a FIFO topic, an outbox's message without a key has its id as the group.
     group = None if ID in properties else system.message_group or None
     return Delivery(
         id=own_id or min(system.keys, default="") or system.message_id,
@@ -51,9 +51,9 @@ def delivery_of(message: Any, attempt: int) -> Delivery:
 
 
 def is_damaged(message: Any) -> bool:
-    """Whether its properties contain zeros, as those of a message that a broker was writing when it was
-    killed. The broker checks only the body, and delivers the message although it has confirmed it to nobody.
-    A proxy accepts no property with a zero."""
+    """Whether the properties contain zeros, because a broker was killed while it wrote the message. Brokers
+    check only the body, so this message is delivered, although it was not confirmed to anybody. A proxy
+    accepts no property with a zero."""
     system = message.system_properties
     texts = [system.message_id, system.message_group, system.tag, *system.keys]
     texts += [text for pair in message.user_properties.items() for text in pair]
@@ -61,7 +61,7 @@ def is_damaged(message: Any) -> bool:
 
 
 def body_of(message: Any) -> bytes:
-    """The payload, decompressed; as it is if that is not possible."""
+    """The payload, decompressed if possible."""
     body: bytes = message.body
     if message.system_properties.body_encoding == protocol.Encoding.GZIP:
         with suppress(OSError, EOFError, zlib.error):

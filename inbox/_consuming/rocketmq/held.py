@@ -32,10 +32,10 @@ class MessageOrigin(Protocol):
 
 
 class HeldMessage:
-    """One message, hidden from the group's other consumers until `lapses_at`.
+    """One message, hidden from the group's other consumers until `_lapses_at`.
 
-    Every change of that time gives it a new handle, and RocketMQ says OK to requests with an old one without
-    doing anything. So requests about a message run one after the other.
+    Every change of that time gives the message a new handle. RocketMQ answers OK to a request with an old
+    handle, but does nothing. So requests about a message run one after the other.
     """
 
     def __init__(self, source: MessageOrigin, message: Any) -> None:
@@ -54,8 +54,8 @@ class HeldMessage:
 
     @property
     def is_due(self) -> bool:
-        """Whether its time has to be extended now. If it is being settled, that can take long, and the others
-        must not wait for it."""
+        """Whether to extend the message's time now. Not while it is being settled: that can take long, and
+        other messages must not wait for it."""
         return self.is_open and not self._lock.locked() and time.monotonic() >= self._due_at
 
     @property
@@ -64,7 +64,7 @@ class HeldMessage:
         return time.monotonic() >= self._lapses_at
 
     def count(self, *, failed: bool) -> None:
-        """It runs again, without a new delivery."""
+        """Count an attempt: the message runs again without a new delivery."""
         self.failures += failed
         self.delivery = replace(self.delivery, attempt=self.delivery.attempt + 1)
 
@@ -83,11 +83,11 @@ class HeldMessage:
                 _log.warning("message %s: held for longer than RocketMQ waits for it", self.delivery.id)
 
     async def acknowledge(self) -> None:
-        """It is done. If RocketMQ cannot be told in time, it delivers the message again."""
+        """The message is done. RocketMQ delivers it again if the acknowledgement does not arrive in time."""
         await self._settle(lambda link: link.acknowledge(self._message))
 
     async def give_back(self, seconds: float) -> None:
-        """Have it delivered again after this many seconds, at least one."""
+        """Let RocketMQ deliver it again after this many seconds, at least one."""
         await self._settle(lambda link: link.hide(self._message, seconds))
 
     async def bury(self) -> None:
@@ -95,7 +95,7 @@ class HeldMessage:
         await self._settle(lambda link: link.bury(self._message, self.deliveries))
 
     async def put(self, message: Any) -> None:
-        """Send a message on the connection on which this one came."""
+        """Send another message on this message's connection."""
         await self._linked().send(message)
 
     async def _settle(self, ask: Callable[[RocketMQLink], Awaitable[None]]) -> None:

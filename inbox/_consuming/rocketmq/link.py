@@ -26,7 +26,7 @@ _log = logging.getLogger("inbox.rocketmq")
 TIMEOUT = 5.0
 """Seconds that RocketMQ has for an answer."""
 POLL = 5
-"""Seconds for which a request for messages waits for some; RocketMQ accepts no less."""
+"""Seconds that a request waits for messages; RocketMQ accepts no fewer."""
 _BEAT = 10.0
 _LONGEST_HIDING = 11 * 3_600
 """RocketMQ accepts 12 hours."""
@@ -34,17 +34,17 @@ _OPTIONS = [
     ("grpc.enable_retries", 0),
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
-    # Links share no connection: a new one must not inherit one that hangs.
+    # Links share no connection: a new link must not get a connection that hangs.
     ("grpc.use_local_subchannel_pool", 1),
 ]
 
 _FIRST, _OFFSET, _LOG, _FIELDS = 0, 7, 8, 9
-"""Of a receipt handle's fields: the first offset that it covers, the message's, and its place in the
-broker's log."""
+"""Of a receipt handle's fields, the first offset that it covers, the message's offset and the message's place
+in the broker's log; and the number of fields."""
 
 
 class Refusal(Exception):
-    """RocketMQ answered, and did not do it."""
+    """RocketMQ answered that it did not do what was asked."""
 
     def __init__(self, status: Any) -> None:
         super().__init__(described(status))
@@ -58,7 +58,7 @@ class Membership:
     address: Address
     group: str
     filters: Mapping[str, str]
-    """By topic: a tag, several with || between, or * for all messages."""
+    """For each topic: a tag, several tags separated by ||, or * for all messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class GroupSettings:
     """What RocketMQ says about the group."""
 
     deliveries: int
-    """It buries a message after this many (retryMaxTimes + 1); 0 if it does not say."""
+    """RocketMQ buries a message after this many deliveries (retryMaxTimes + 1); 0 if it does not say."""
     in_order: bool
     """Whether queues of FIFO topics are delivered in order (consumeMessageOrderly)."""
 
@@ -118,15 +118,15 @@ class Calls:
         """Close the connection when its requests have had their answers; never raises."""
         forking.end()
         with suppress(Exception):
-            # gRPC would cancel requests without an answer, and the tasks that wait for them.
+            # Without this grace, gRPC would cancel unanswered requests and the tasks that wait for them.
             await self._channel.close(2 * TIMEOUT)
 
 
 class RocketMQLink(Calls):
     """A connection on which messages are received and settled.
 
-    RocketMQ forgets its clients when it restarts. Then `ended` is set, and also when RocketMQ does not
-    answer: open another link. Messages that were received on this one can be settled on the next one.
+    `ended` is set when RocketMQ does not answer, or has restarted and so forgotten its clients: then open
+    another link. Messages that were received on this link can be settled on the next link.
     """
 
     settings: GroupSettings
@@ -143,7 +143,7 @@ class RocketMQLink(Calls):
 
         Raises:
             AioRpcError: nobody answers.
-            TimeoutError: the group's settings do not come, as for a group that does not exist.
+            TimeoutError: the group's settings do not arrive, for example because there is no such group.
         """
         self._stream = self._stub.Telemetry(metadata=self._signed())
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._beat())]
@@ -154,11 +154,11 @@ class RocketMQLink(Calls):
             raise self._failure
 
     async def ask_for_settings(self) -> None:
-        """Have RocketMQ send the group's settings, which an operator may have changed."""
+        """Let RocketMQ send the group's settings, which an operator may have changed."""
         await self._stream.write(protocol.TelemetryCommand(settings=self._announcement()))
 
     async def close(self) -> None:
-        """Take leave, so that RocketMQ forgets this client; never raises."""
+        """Tell RocketMQ to forget this client, and disconnect; never raises."""
         for task in self._tasks:
             task.cancel()
         with suppress(Exception):
@@ -168,8 +168,8 @@ class RocketMQLink(Calls):
         await self.disconnect()
 
     async def receive(self, queue: Any, count: int, hidden: int, into: list[Any]) -> None:
-        """Receive up to this many messages of a queue's broker, which nobody else receives for `hidden`
-        seconds; none, if there are none for five seconds."""
+        """Receive up to `count` messages of a queue's broker; none, if there are none for five seconds.
+        Nobody else receives them for `hidden` seconds."""
         topic = queue.topic.name
         request = protocol.ReceiveMessageRequest(
             group={"name": self._member.group},
@@ -183,14 +183,14 @@ class RocketMQLink(Calls):
         call = self._stub.ReceiveMessage(request, metadata=self._signed(), timeout=POLL + TIMEOUT)
         async for answer in call:
             if answer.HasField("message"):
-                # It splits a name with a % into a namespace and a rest, and understands only the whole.
+                # RocketMQ splits a name with a % into a namespace and a rest, but understands only the whole.
                 answer.message.topic.CopyFrom(queue.topic)
                 into.append(answer.message)
             elif answer.HasField("status"):
                 _check(answer.status)
 
     async def acknowledge(self, message: Any) -> None:
-        """Have the message delivered to nobody of the group any more."""
+        """Tell RocketMQ to deliver the message to nobody in the group again."""
         properties = message.system_properties
         entry = {"message_id": properties.message_id, "receipt_handle": properties.receipt_handle}
         answer = await self._ask("AckMessage", **self._about(message), entries=[entry])
@@ -198,7 +198,7 @@ class RocketMQLink(Calls):
             _check(each.status)
 
     async def hide(self, message: Any, seconds: float) -> None:
-        """Have the message delivered again after this many seconds, at least one, counted from now."""
+        """Let RocketMQ deliver the message again after this many seconds from now, at least one."""
         properties = message.system_properties
         whole = max(1, min(math.ceil(seconds), _LONGEST_HIDING))
         answer = await self._ask(
@@ -208,7 +208,7 @@ class RocketMQLink(Calls):
             message_id=properties.message_id,
             invisible_duration={"seconds": whole},
         )
-        # Only the newest handle counts, although RocketMQ says OK to an acknowledgement with an old one.
+        # Only the newest handle counts, although RocketMQ says OK to an acknowledgement with an old handle.
         properties.receipt_handle = _renewed(properties.receipt_handle, answer.receipt_handle)
 
     async def bury(self, message: Any, attempts: int) -> None:
@@ -281,12 +281,12 @@ def _check(status: Any) -> None:
 
 
 def _renewed(old: str, new: str) -> str:
-    """The handle of a message that was hidden again, from its former one and RocketMQ's answer.
+    """The handle of a message that was hidden again, made from its former handle and RocketMQ's answer.
 
-    The answer of a proxy in the broker's process covers the messages that came together, as the former handle
-    did; but the broker now keeps this message by itself. RocketMQ accepts an acknowledgement with that handle
-    and ignores it (apache/rocketmq, issue 9583). The answer has also lost the place in the log, by which
-    RocketMQ finds what goes to the dead letters. A proxy on its own returns a handle without these mistakes.
+    A proxy in the broker's process answers with two mistakes. Its handle covers all messages that came
+    together, as the former handle did, but the broker now keeps this message by itself: RocketMQ accepts an
+    acknowledgement with such a handle and ignores it (apache/rocketmq, issue 9583). And the handle lacks the
+    place in the log, by which RocketMQ finds dead letters. A separate proxy makes neither mistake.
     """
     former, fields = old.split(" "), new.split(" ")
     if len(former) < _FIELDS or len(fields) < _FIELDS or former[_OFFSET] != fields[_OFFSET]:

@@ -16,7 +16,7 @@ _RETRIES = "%RETRY%"
 _SHORTEST = 10
 _LONGEST = timedelta(hours=11)
 _FEW = 32
-"""As many messages as one answer of RocketMQ has."""
+"""The most messages in one answer of RocketMQ."""
 
 
 def member(url: str, group: str, topic: str | Sequence[str], tag: str) -> Membership:
@@ -27,11 +27,11 @@ def member(url: str, group: str, topic: str | Sequence[str], tag: str) -> Member
     filters = {name("topic", each): _tag(tag) for each in topics}
     for each in topics:
         if each.startswith(_RETRIES):
-            # The broker derives another topic from such a name, and fails to: it then no longer delivers
-            # hidden messages again, whichever topic and group they are of.
+            # The broker fails to derive another topic from such a name. After that it no longer redelivers
+            # hidden messages, of any topic and group.
             raise InvalidOption(
-                f"topic={each!r}: a topic of retries cannot be received like this; RocketMQ delivers what a "
-                "group of this consumer retries as messages of the topic itself"
+                f"topic={each!r}: retry topics cannot be consumed directly; RocketMQ delivers a group's "
+                "retries as messages of the topic itself"
             )
     return Membership(address.parse(url), name("group", group), filters)
 
@@ -49,7 +49,7 @@ def prefetch(value: int | None, concurrency: int) -> int:
 
 
 def invisible(value: float | timedelta) -> int:
-    """Seconds; RocketMQ takes whole ones, and at least ten."""
+    """Whole seconds, at least ten: RocketMQ accepts no others."""
     given = seconds("invisible", value, _LONGEST.total_seconds())
     if given < _SHORTEST or given != int(given):
         raise InvalidOption(f"invisible={value!r}: expected whole seconds, {_SHORTEST} or more")
@@ -71,12 +71,12 @@ def check_group(group: str, settings: GroupSettings, max_attempts: int | None) -
     if max_attempts is not None and 0 < settings.deliveries <= max_attempts:
         raise InvalidOption(
             f"max_attempts={max_attempts}: group {group!r} has retryMaxTimes={settings.deliveries - 1}, so "
-            f"RocketMQ moves a message to %DLQ%{group} after {settings.deliveries} deliveries, without a "
-            "reason; increase retryMaxTimes, or use fewer attempts"
+            f"RocketMQ moves a message to %DLQ%{group} after {settings.deliveries} deliveries, without "
+            "the reason; increase retryMaxTimes, or use fewer attempts"
         )
 
 
 def _tag(value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise InvalidOption(f"tag={value!r}: expected a tag, several with || between, or *")
+        raise InvalidOption(f"tag={value!r}: expected a tag, several tags separated by ||, or *")
     return value

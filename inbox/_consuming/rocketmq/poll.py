@@ -14,7 +14,7 @@ from .link import Refusal, RocketMQLink
 
 _log = logging.getLogger("inbox.rocketmq")
 MOST = 32
-"""Messages in one answer of RocketMQ."""
+"""The most messages in one answer of RocketMQ."""
 _LINGER = 0.05
 """Seconds to wait for more room, so that one request receives several messages."""
 _TRIES = 3
@@ -28,7 +28,7 @@ class Poll:
         queue: a queue of the topic on that broker; RocketMQ delivers from all queues of the topic there.
         hidden: seconds for which a received message is hidden from other consumers.
         take: is called with each message.
-        is_useless: whether RocketMQ refuses all that is asked on the connection.
+        is_useless: whether RocketMQ refuses every request on the connection.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Poll:
                 await link.receive(self._queue, count, self.hidden, batch)
                 self._refusals = 0
             except Refusal as error:
-                # It waited too long on its way for RocketMQ to wait for messages.
+                # The request came so late that RocketMQ has no time left to wait for messages.
                 is_late = error.code == protocol.Code.ILLEGAL_POLLING_TIME
                 self._refusals += not is_late
                 level = logging.DEBUG if is_late else logging.WARNING

@@ -19,8 +19,8 @@ _RECONNECT = Backoff(first=0.5, longest=15)
 _STEADY = 10.0
 """Seconds after which the end of a connection does not count as a failure."""
 _LAST_ANSWER = 0.5
-"""Seconds that an answer on its way has to arrive when the consumer stops. RocketMQ gives back what it cannot
-deliver."""
+"""Seconds to wait for answers on their way when the consumer stops. RocketMQ gives back messages that it
+cannot deliver."""
 FAILURES = (grpc.RpcError, Refusal, OSError, TimeoutError)
 
 
@@ -29,13 +29,13 @@ class Source:
 
     Args:
         member: who receives what.
-        endpoints: the proxy's.
-        queues: one of each topic on each broker that is reached there.
+        endpoints: the proxy's endpoints.
+        queues: one queue of each topic on each broker behind the proxy.
         limit: how many unsettled messages to hold.
         hidden: seconds for which a received message is hidden from other consumers.
         take: is called with each message.
         tell: is called with the group's settings after each connect and at `refresh`.
-        stopping: set when to receive no more.
+        stopping: set when the source must receive no more.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Source:
         return [held for poll in self._polls.values() for held in poll.held]
 
     def cover(self, queues: list[Any]) -> None:
-        """Receive from these as well."""
+        """Receive from these queues as well."""
         for queue in queues:
             name = queue.topic.name, queue.broker.name
             if name not in self._polls:
@@ -94,7 +94,7 @@ class Source:
         self._use(link)
 
     async def refresh(self) -> None:
-        """Pass on the group's settings, as they were when this was last called, and ask for them again."""
+        """Pass on the group's settings that the last call asked for, and ask for them again."""
         link = self._link
         if link is None or link.ended.is_set():
             return
@@ -114,7 +114,7 @@ class Source:
         await self._finished.wait()
 
     async def run(self) -> None:
-        """Receive until stopped; the connection stays open for what is not settled."""
+        """Receive until stopped; the connection stays open for unsettled messages."""
         try:
             await self._run()
         finally:
@@ -159,7 +159,7 @@ class Source:
         return True
 
     async def _receive(self) -> bool:
-        """Receive until the connection ends, the consumer stops, or there is more to receive from (True)."""
+        """Receive until the connection ends, the consumer stops, or there are new queues (returns True)."""
         link = self._link
         assert link is not None  # noqa: S101 - for the type checker
         self._has_more.clear()

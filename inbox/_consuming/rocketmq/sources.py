@@ -23,10 +23,10 @@ class NoSuchTopic(InvalidOption):
 
 
 async def find(member: Membership, dead_letter: object = None) -> dict[str, tuple[Any, list[Any]]]:
-    """By place: a proxy's endpoints, and one queue of each topic on each broker behind it.
+    """For each proxy: its endpoints, and one queue of each topic on each broker behind it.
 
     Raises:
-        NoSuchTopic: there is none of this name.
+        NoSuchTopic: there is no topic of this name.
         InvalidOption: the login is refused.
         AioRpcError: nobody answers.
         Refusal: RocketMQ answers with an error that may pass.
@@ -50,10 +50,10 @@ async def find(member: Membership, dead_letter: object = None) -> dict[str, tupl
 async def first(
     member: Membership, dead_letter: object, make: Callable[[Any, list[Any]], Source]
 ) -> dict[str, Source]:
-    """Sources that are connected.
+    """Make a source for each proxy, and connect all of them.
 
     Raises:
-        NoSuchTopic: there is none of this name.
+        NoSuchTopic: there is no topic of this name.
         InvalidOption: there is no such group, or the login is refused.
         ConnectionError: nobody answers, or RocketMQ answers with an error that may pass.
     """
@@ -72,12 +72,12 @@ async def first(
             raise InvalidOption(f"group={member.group!r}: {text_of(error)} at {place}") from None
         raise ConnectionError(f"{place} does not answer: {text_of(error)}") from None
     if not made:
-        raise InvalidOption(f"topic={', '.join(member.filters)!r}: no broker of {place} lets it be read")
+        raise InvalidOption(f"topic={', '.join(member.filters)!r}: no broker of {place} permits reading it")
     return made
 
 
 class Sources:
-    """A source for each place that RocketMQ names.
+    """A source for each proxy that RocketMQ names.
 
     Args:
         member: who receives what.
@@ -103,16 +103,16 @@ class Sources:
         return [held for source in self._sources.values() for held in source.held]
 
     async def connect(self, dead_letter: object) -> None:
-        """Connect to all. Raises as `first`."""
+        """Connect to all proxies. Raises as `first` does."""
         self._sources = await first(self._member, dead_letter, self._make)
 
     def start(self) -> None:
-        """Let them receive messages."""
+        """Let the sources receive messages."""
         for name, source in self._sources.items():
             self._tasks[name] = self._start(source.run())
 
     async def refresh(self) -> None:
-        """Ask RocketMQ which places there are: receive from new ones, and leave those that are gone."""
+        """Ask RocketMQ for its proxies: receive from new ones, and leave those that are gone."""
         try:
             found = await find(self._member)
         except (*FAILURES, InvalidOption) as error:
@@ -126,7 +126,7 @@ class Sources:
                 self._tasks[name] = self._start(self._sources[name].run())
         for name in self._sources.keys() - found.keys():
             if self._sources[name].is_idle:
-                _log.warning("%s is gone: RocketMQ names it no more, and it does not answer", name)
+                _log.warning("%s is gone: RocketMQ no longer names it, and it does not answer", name)
                 self._tasks.pop(name).cancel()
                 await self._sources.pop(name).close()
         for source in self._sources.values():
