@@ -52,7 +52,7 @@ def audit(
     json: Json = False,
 ) -> None:
     """Compare the messages committed to a topic with those a consumer has taken; exit code 6 if some are
-    missing. Sent messages are known only if relays keep a record of them: --keep-sent."""
+    missing. Sent messages are known only if relays keep records of them (--keep-sent)."""
     with engine_at(url, schema) as engine, _inbox_at(inbox_url, inbox_schema) as inbox_engine:
         found = outbox.audit(
             engine,
@@ -108,4 +108,4 @@ def _print_audit(found: Audit) -> None:
         )
     elif any(each.state == "sent" for each in found.missing) and found.taken_since is not None:
         when = found.taken_since.isoformat()
-        print(f"The inbox's oldest row is of {when}: it may have forgotten messages sent earlier.")
+        print(f"The inbox's oldest row is from {when}: it may have forgotten messages sent earlier.")

@@ -34,7 +34,7 @@ StoreUrl = Annotated[
         help="The database, like postgresql://user@host/database, or redis://user@host/0.",
     ),
 ]
-Prefix = Annotated[str, typer.Option(help="Redis only: what the keys begin with.", metavar="TEXT")]
+Prefix = Annotated[str, typer.Option(help="Redis only: the prefix of the keys.", metavar="TEXT")]
 Schema = Annotated[
     str | None,
     typer.Option(help="PostgreSQL only: the schema of the tables; migrate creates it.", metavar="NAME"),

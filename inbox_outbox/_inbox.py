@@ -58,7 +58,7 @@ def _print_rows(found: list[ConsumerStatus]) -> None:
     )
     for each in found:
         if each.rows_without_load:
-            lost = f"{each.rows_without_load:,} rows of loads that inbox_ledger does not have"
+            lost = f"{each.rows_without_load:,} rows whose loads are not in inbox_ledger"
             print(f"{each.consumer}: {lost}; no purge deletes them")
 
 
@@ -148,7 +148,7 @@ def purge(
     older_than: Annotated[
         str | None,
         typer.Option(
-            help="Keep messages for this time (30s, 15m, 12h or 7d), not what each consumer asked for.",
+            help="Keep messages for this time (30s, 15m, 12h or 7d), not for the consumers' own times.",
             metavar="TIME",
         ),
     ] = None,
@@ -159,7 +159,7 @@ def purge(
         bool,
         typer.Option(
             "--override",
-            help="Allow times shorter than a consumer has asked for: its duplicates are taken again.",
+            help="Allow times shorter than the consumers' own: their duplicates are then taken again.",
         ),
     ] = False,
     oldest_unconsumed: Annotated[

@@ -93,8 +93,8 @@ def buckets(
     schema: Schema = None,
     json: Json = False,
 ) -> None:
-    """The buckets that share messages among relays, and the messages in old ones; with --count, other
-    buckets."""
+    """The buckets, which divide messages among relays, and the messages in old ones; --count changes the
+    number of buckets."""
     with engine_at(url, schema) as engine:
         if count is not None:
             outbox.set_bucket_count(engine, count, schema=schema)

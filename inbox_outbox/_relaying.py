@@ -38,7 +38,7 @@ SendTimeout = Annotated[
     str, typer.Option(help="The longest time of a send; shorter than the lease.", metavar="TIME")
 ]
 Name = Annotated[
-    str | None, typer.Option(help="The name that status shows; host and process by default.", metavar="TEXT")
+    str | None, typer.Option(help="The name in status; host and process id by default.", metavar="TEXT")
 ]
 Lease = Annotated[
     str, typer.Option(help="After this time without a sign of life, others take over.", metavar="TIME")
@@ -84,7 +84,7 @@ def relay(
     schema: Schema = None,
     json: Json = False,
 ) -> None:
-    """Send messages to a broker until SIGTERM or Ctrl-C; the running batch is then finished."""
+    """Send messages to a broker until SIGTERM or Ctrl-C; the current batch is then finished."""
     options = _options(
         name, schema, batch, lease, poll, max_attempts, after_dead, keep_sent, listen_url, give_up_after
     )
@@ -117,8 +117,8 @@ def drain(
     schema: Schema = None,
     json: Json = False,
 ) -> None:
-    """Send messages to a broker until none can be sent; exit code 4 if some are left because they are held or
-    paused, or the time is over."""
+    """Send messages to a broker until none can be sent; exit code 4 if some are left, because they are
+    held or paused, or because the time is over."""
     options = _options(
         name, schema, batch, lease, poll, max_attempts, after_dead, keep_sent, listen_url, give_up_after
     )
@@ -130,7 +130,7 @@ def drain(
     if json:
         as_json(asdict(done) | {"left": left})
     else:
-        print(f"{_described(done)}; {'how many are left is not known' if left is None else f'{left:,} left'}")
+        print(f"{_described(done)}; {'an unknown number' if left is None else f'{left:,}'} left")
     if left != 0:
         raise typer.Exit(UNFINISHED)
 

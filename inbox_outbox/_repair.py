@@ -88,7 +88,7 @@ def resolve_step(
     prefix: Prefix = "inbox",
     json: Json = False,
 ) -> None:
-    """Record the outcome of the step for which a message is halted; its next delivery continues there."""
+    """Record the outcome of the step for which a message is halted; its next delivery goes on from there."""
     value = None if result is None else _parsed(result)
     with store_at(url, schema, prefix) as store:
         inbox.resolve_step(store, consumer, key, step, outcome.value, result=value, by=by)
@@ -116,7 +116,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
 def _print_changed(store: Store, consumer: str, key: str, json: bool) -> None:
     """Print the message as it is now; it may already be running."""
     record = inbox.show_message(store, consumer, key)
-    if record is None:  # lost by Redis in between
+    if record is None:  # Redis has just lost it
         return
     if json:
         as_json(as_object(record))

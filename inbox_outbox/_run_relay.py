@@ -84,7 +84,7 @@ def run(
     counting = _Counting(line.show)
     relay = Relay(engine, publisher, on_event=counting, **options)
     gc.collect()
-    gc.freeze()  # or each full collection would look at all that is loaded
+    gc.freeze()  # otherwise each full collection would look at everything imported
     begun = time.monotonic()
     with line, _logging_to_stderr(), relay.stopping_on_sigterm(signal.SIGINT):
         if until_drained:

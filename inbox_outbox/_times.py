@@ -22,7 +22,7 @@ def length(option: str, text: str | None) -> timedelta | None:
     """Parse a duration such as 30s, 15m, 12h or 7d; None stays None.
 
     Raises:
-        InvalidOption: it is not a duration, or longer than a hundred years.
+        InvalidOption: it is not a duration, or is longer than a hundred years.
     """
     if text is None:
         return None

@@ -1,7 +1,7 @@
-"""Our revisions, and which of them make the tables of which feature.
+"""Our revisions, and the features whose tables they make.
 
 Each revision names the features whose tables it makes or changes. The version table holds one number for all
-tables that exist; which features exist shows in their tables.
+tables that exist; the tables themselves show which features exist.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -70,8 +70,8 @@ def there(connection: Connection, schema: str | None) -> Features:
 
 
 def ups(start: int, end: int, present: Features, wanted: Features) -> Iterator[tuple[int, Script]]:
-    """The steps up, with their numbers: from `start`, where the tables of `present` are, to `end`, where they
-    and the wanted ones are to be."""
+    """The steps up, with their numbers: from `start`, which the tables of `present` have reached, to `end`,
+    for these tables and the wanted ones."""
     for number, step in enumerate(revisions()[:end], 1):
         is_done = number <= start and concerns(step, present)
         if not is_done and concerns(step, present | wanted):
@@ -79,14 +79,14 @@ def ups(start: int, end: int, present: Features, wanted: Features) -> Iterator[t
 
 
 def downs(start: int, end: int, present: Features) -> Iterator[tuple[int, Script]]:
-    """The steps down to `end`, with the numbers that they lead to."""
+    """The steps down to `end`, each with the number to which it leads."""
     for number in range(start, end, -1):
         if concerns(revisions()[number - 1], present):
             yield number - 1, revisions()[number - 1]
 
 
 def removals(start: int, gone: Features, left: Features) -> list[Script]:
-    """The steps down that remove the tables belonging to none of the features that are left."""
+    """The steps down that remove the tables of no remaining feature."""
     steps = revisions()[:start]
     return [step for step in reversed(steps) if concerns(step, gone) and not concerns(step, left)]
 

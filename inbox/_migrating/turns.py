@@ -1,4 +1,4 @@
-"""One migration at a time; none waits for ever or makes everybody else wait behind it."""
+"""One migration at a time; none waits for ever, or makes everybody wait behind it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ TABLE_WAIT = 5
 
 @contextmanager
 def turn(engine: Engine, schema: str | None = None) -> Iterator[Connection]:
-    """A transaction in which nobody else migrates; the schema is made if it does not exist.
+    """A transaction during which nobody else migrates; the schema is made if it does not exist.
 
     Raises:
         InvalidOption, UnsupportedDatabase: as `check`.
@@ -44,7 +44,7 @@ def turn(engine: Engine, schema: str | None = None) -> Iterator[Connection]:
 
 
 def make_schema(connection: Connection, schema: str | None) -> None:
-    """Make a schema that does not exist; only then is the right to make one needed."""
+    """Make the schema if it does not exist; only then the role needs the right to make one."""
     if schema is not None and not inspect(connection).has_schema(schema):
         connection.execute(CreateSchema(schema))
 
@@ -53,7 +53,7 @@ def check(dialect: str, schema: str | None) -> None:
     """Refuse a database that the revisions do not support.
 
     Raises:
-        UnsupportedDatabase: it is one.
+        UnsupportedDatabase: the revisions do not support it.
         InvalidOption: `schema` on another database than PostgreSQL.
     """
     database = migrating(dialect)

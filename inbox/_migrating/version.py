@@ -21,7 +21,7 @@ def current(connection: Connection, schema: str | None = None) -> str | None:
 
 
 def forget_base(connection: Connection, schema: str | None = None) -> None:
-    """Remove an empty version table: if it exists, `metadata.create_all` takes everything for made."""
+    """Remove an empty version table: if it exists, `metadata.create_all` assumes that all tables do."""
     if inspect(connection).has_table(VERSION_TABLE, schema=schema) and current(connection, schema) is None:
         connection.execute(DropTable(tables(schema).version))
 
@@ -40,8 +40,8 @@ def prepare(op: Any, schema: str | None, *, as_sql: bool) -> None:
 
 
 def note(op: Any, schema: str | None, number: int) -> None:
-    """Record the tables' revision after each step. Where its DDL has been committed, the next step may still
-    refuse, so this is committed, too."""
+    """Record the tables' revision after each step. If a step's DDL has committed, this is committed, too: the
+    next step may still fail."""
     version = tables(schema).version
     op.execute(delete(version))
     if number > 0:

@@ -9,11 +9,11 @@ from inbox_outbox_base.transactions.policy import DEAD_RETENTION, Policy, brief,
 
 
 class Keeping:
-    """The horizons of a purge: the caller's, else the stored ones, else the defaults.
+    """The horizons of a purge, from the caller's times, else the stored ones, else the defaults.
 
     Args:
-        policies: the stored ones, by consumer.
-        retention, dead_retention: the caller's; None if not given.
+        policies: the stored policies, by consumer.
+        retention, dead_retention: the caller's times; None if not given.
         oldest: when the oldest message that the broker still holds was made.
         now: the database's clock.
     """
@@ -43,7 +43,7 @@ class Keeping:
         """Refuse times shorter than the stored ones.
 
         Raises:
-            InvalidOption: one is.
+            InvalidOption: a time is shorter.
         """
         asked = times(self._retention, self._dead_retention)
         used = "retention" if self._oldest is None else "margin"
@@ -59,7 +59,7 @@ class Keeping:
                     )
 
     def since(self, consumer: str) -> datetime:
-        """A consumer's rows from before this time may be deleted."""
+        """The time before which a consumer's rows may be deleted."""
         policy, kept = self._policies.get(consumer), self._retention
         if kept is None:
             if policy is None:

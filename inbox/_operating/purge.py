@@ -30,10 +30,10 @@ from .keeping import Keeping
 T = TypeVar("T")
 _TRIES = 8
 _LOADS = 10_000
-"""The most loads that are purged together: for each such group the table is read."""
+"""The most loads that are purged together: each such group costs a read of the table."""
 _REST_OF_LOADS = 2
-"""Times a batch's time. Their batches are short: with less rest, more of them commit in a second than of
-single messages, and `accept` waits longer."""
+"""The rest after a batch of loads, as a multiple of its time. These batches are short: with less rest, so
+many would commit in a second that `accept` waits longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +47,9 @@ class Purged:
     seconds: float
     """Time since it began."""
     finished: bool
-    """Whether all rows that were old enough are deleted, except those that other purges were deleting."""
+    """Whether all old rows are deleted, except those that other purges were deleting."""
     assumed: tuple[str, ...] = ()
-    """Consumers for which neither the call nor `inbox_consumer` had a retention, so that 7 days was used."""
+    """Consumers without a retention in the call and in `inbox_consumer`: 7 days was used."""
 
 
 def purge(
@@ -69,30 +69,29 @@ def purge(
 ) -> Purged:
     """Delete messages that are older than their consumer's retention, each consumer's oldest first.
 
-    The retention is the one that the consumer's inboxes have stored in the table `inbox_consumer`. For a
-    consumer that is not in it (all its rows are older than that table) it is 7 days, and 30 for dead and
-    halted messages.
+    The consumer's inboxes have stored the retention in the table `inbox_consumer`. For a consumer that is not
+    in it (all its rows are older than that table) it is 7 days, and 30 for dead and halted messages.
 
-    Each batch is a short transaction of its own, and after each the purge rests for as long as the batch
-    took (twice as long, if the rows were written in bulk), so that live traffic keeps at least half of the
+    Each batch is a short transaction of its own. After each, the purge rests for as long as the batch took
+    (twice as long, if the rows were written in bulk), so that live traffic keeps at least half of the
     database. Locked rows are skipped: no `accept` waits for a whole purge, nothing deadlocks, and concurrent
     purges share the work. A row stays one minute longer than the retention.
 
     The age of a message of status-table mode counts from its last change of status; while it is being
-    consumed, from the end of its lease. If the handler of a deleted message still ends, it gets `LeaseLost`.
-    Rows written in bulk are as old as their load, which the ledger tells: as long as no load is old enough,
-    only the ledger is read for them. A load leaves the ledger after its last row, and is not counted.
+    consumed, from the end of its lease. A handler that ends after its message was deleted gets `LeaseLost`.
+    Rows written in bulk are as old as their load in the ledger: as long as no load is old enough, only the
+    ledger is read for them. A load leaves the ledger after its last row, and is not counted.
 
     Args:
         engine: the database.
-        consumer: whose rows to delete; None is all consumers'.
+        consumer: whose rows to delete; None: the rows of all consumers.
         retention: keep keys for this time (`Retention`, seconds or `timedelta`) instead of the stored one.
         oldest_unconsumed: when the oldest message without an acknowledgement, delivered or not, was created;
-            then rows older than that, minus the producer's and the network's margins, are deleted.
+            rows older than this time, minus the producer's and the network's margins, are deleted.
         dead_retention: keep dead and halted messages for this time (seconds or `timedelta`) instead of the
             stored one.
         override: allow `retention` and `dead_retention` to be shorter than the stored ones; the consumer's
-            duplicates are then taken again. To shorten the stored ones, which inboxes use, see `set_policy`.
+            duplicates are then taken again. To shorten the stored times, which inboxes use, see `set_policy`.
         batch: the most rows in a transaction.
         budget: seconds (or `timedelta`) after which to stop; None is no limit.
         progress: called after each batch with the progress so far.
@@ -136,7 +135,7 @@ class _PurgeRun:
         hooks: Hooks,
     ) -> None:
         self.database: Taking = taking(engine.dialect.name)
-        # At the application's level, which may be higher, a batch could fail because of live traffic.
+        # At the engine's own level, which may be higher, a batch could fail because of live traffic.
         self.engine = engine.execution_options(isolation_level=self.database.own_isolation)
         self.tables = tables
         self.batch = batch
@@ -155,7 +154,7 @@ class _PurgeRun:
         return self._transact(self.tables.message, self.database.now)
 
     def policies(self, consumer: str | None) -> dict[str, Policy]:
-        """The stored policies; of several rows that say the same, all but one are deleted."""
+        """The stored policies. Rows that add nothing to another one are deleted."""
 
         def read(connection: Connection) -> dict[str, Policy]:
             for row in superseded(connection, self.tables):
@@ -165,7 +164,7 @@ class _PurgeRun:
         return self._transact(self.tables.consumer, read)
 
     def shelves(self, consumer: str | None) -> Iterator[tuple[str, Aging, datetime]]:
-        """Where an index finds old messages, and how old they must be: of one consumer, or of all."""
+        """The places where an index finds old messages of one consumer or of all, each with a horizon."""
         message, status, kept = self.tables.message, self.tables.status, self.kept
         for each in self._consumers(message, consumer):
             yield each, Aging(message, "accepted_at"), kept.since(each)
@@ -177,7 +176,7 @@ class _PurgeRun:
                 yield each, Aging(status, "updated_at", given_up), kept.dead_since(each)
 
     def _consumers(self, table: Table, only: str | None) -> Iterator[str]:
-        """Every consumer, found by jumping through the index instead of reading it; or only the given one."""
+        """Every consumer, or only the given one. It jumps through the index instead of reading all of it."""
         if only is not None:
             yield only
             return
@@ -196,7 +195,7 @@ class _PurgeRun:
         def step(after: datetime, connection: Connection) -> tuple[int, datetime | None]:
             given = {"consumer_": consumer, "horizon": horizon, "after": after, "batch": self.batch}
             deleted = self.database.delete_oldest(connection, aging, given)
-            # Fewer than asked for: the rest is too young, or locked by somebody, and left to the next purge.
+            # Fewer than asked for: the rest is too young, or is locked and left to the next purge.
             return len(deleted), max(deleted) if len(deleted) == self.batch else None
 
         return self._repeat(consumer, aging.table, step, datetime(1970, 1, 1, tzinfo=UTC))
@@ -220,7 +219,7 @@ class _PurgeRun:
 
         if not self._repeat(consumer, message, step, None, rest=_REST_OF_LOADS):
             return False
-        # Rows may be left: locked, or moved by VACUUM FULL meanwhile. New ones no longer come.
+        # Rows may be left: some were locked, or VACUUM FULL has moved them. No new rows can come.
         left = self._transact(message, partial(self._scalars, taking_statements.loads_left, given))
         gone = {"loads": sorted({*loads}.difference(left))}
         forget = taking_statements.forget_loads(self.tables)
@@ -240,7 +239,7 @@ class _PurgeRun:
         place: Any,
         rest: float = 1,
     ) -> bool:
-        """Run batch after batch, each from where the last one ended, so that nothing is read twice; False if
+        """Run batch after batch, each from the end of the last one, so that nothing is read twice; False if
         the budget ran out first."""
         while not self._is_over():
             began = time.monotonic()

@@ -1,9 +1,9 @@
 """Operators' commands for messages of status-table mode: inspect them, and decide.
 
 Every decision is a conditional write, based on the token and the status that the operator saw, and changes
-the token. Between an operator and a worker, or two operators, one wins, and every later write of the
-message's former holder raises `LeaseLost`. Nothing here delivers a message: one that can run again does so at
-its next delivery.
+the token. Of an operator and a worker, or of two operators, one wins, and every later write of the message's
+former holder raises `LeaseLost`. Nothing here delivers a message: if it can run again, its next delivery
+does so.
 """
 
 import os
@@ -33,7 +33,7 @@ def list_messages(
     Args:
         store: a `SqlStore` or a `RedisStore`, not an asynchronous one. Redis has no index of statuses: there
             every record is read.
-        consumer: whose messages; None is all consumers'.
+        consumer: whose messages; None: those of all consumers.
         status: only messages in this status; None is any.
         limit: the most messages to return.
 
@@ -62,7 +62,7 @@ def show_message(store: Store, consumer: str, key: Key) -> Record | None:
 def retry(store: Store, consumer: str, key: Key, *, by: str | None = None) -> None:
     """Let a dead or failed message run again: it becomes failed, and its attempts are counted from zero.
 
-    Finished steps are not called again. Undone steps are, each with a new `step_key`.
+    Finished steps are not called again; undone steps are, each with a new `step_key`.
 
     Args:
         store: as for `list_messages`.
@@ -98,8 +98,7 @@ def release(store: Store, consumer: str, key: Key, *, by: str | None = None) -> 
 
     Args, raises: as `retry`; `WrongStatus` if the message is not consuming.
     """
-    # Two writes: once the handler is fenced off, it can no longer begin or end a step between look and
-    # decision.
+    # Two writes: after the first one, the handler can neither begin nor end a step before the decision.
     record = _fenced(store, _found(store, consumer, key, among=(Status.CONSUMING,)))
     if record.pending_step is None:
         _decide(store, record, "released", by, status=Status.FAILED, started=-1)
@@ -125,7 +124,7 @@ def resolve_step(
     Args:
         store, by: as for `retry`.
         step: the step's name, as a check against answering for another step.
-        outcome: "done": no attempt calls it again; "not_done": the next one does.
+        outcome: "done": no attempt calls the step again; "not_done": the next attempt does.
         result: the JSON value that a done step returned.
 
     Raises:
@@ -163,12 +162,13 @@ def _found(store: Store, consumer: str, key: Key, among: tuple[Status, ...]) -> 
         )
     if record.status not in among:
         halted = f" (for step {record.pending_step!r})" if record.status is Status.HALTED else ""
-        raise WrongStatus(f"key={record.key!r}: it is {record.status}{halted}, expected {' or '.join(among)}")
+        found, needed = f"status is {record.status}{halted}", " or ".join(among)
+        raise WrongStatus(f"key={record.key!r}: {found}; this needs {needed}")
     return record
 
 
 def _fenced(store: Store, record: Record) -> Record:
-    """The record once its handler can write nothing more: it can neither begin nor end a step."""
+    """The record, after its handler has lost the right to begin or end a step."""
     change = Change(token=record.token + 1, forget_after=_KEPT)
     if not store.write(HeldRecord(record.consumer, record.key, record.token), change, among=[record.status]):
         raise _changed(record)
@@ -190,8 +190,9 @@ def _decide(
     started: int = 0,
     resolved: bool = False,
 ) -> None:
-    """Write a decision. With `steps` the message continues from them, its attempts counted from zero. Unless
-    the decision has `resolved` it, a step without a recorded end stays, even one that begins just now."""
+    """Write a decision. With `steps` the message continues from these, and its attempts are counted from
+    zero. A step without a recorded end stays, even if it has begun just now, unless the decision has
+    `resolved` it."""
     operator = f"{socket.gethostname()}:{os.getpid()}" if by is None else by
     options.utf8("by", operator)
     change = Change(

@@ -33,9 +33,8 @@ def set_policy(
 ) -> Policy:
     """Change a consumer's policy in the table `inbox_consumer`; None leaves a value unchanged.
 
-    Only this shortens a retention: inboxes only lengthen it. After a restart, inboxes that ask for another
-    policy raise `PolicyConflict` or lengthen it again, so first make them ask for the new policy, or for
-    none.
+    Only this shortens a retention: inboxes only lengthen it. First make the inboxes ask for the new policy,
+    or for none: after a restart, those that ask for another one raise `PolicyConflict` or lengthen it again.
 
     Args:
         engine: the database.
@@ -81,7 +80,7 @@ def _replace(
         values: dict[str, Any] = times(Retention(), DEAD_RETENTION.total_seconds())
         for source in (stored.seconds if stored else {}, asked):
             values |= {name: value for name, value in source.items() if value is not None}
-        # The longest times of a consumer's rows count, so a shorter one needs the others gone.
+        # Of a consumer's rows, the longest times count: to shorten one, the other rows must go.
         connection.execute(taking_statements.withdraw(tables, one_row=False), {"consumer_": consumer})
         connection.execute(taking_statements.declare(tables), row(consumer, chosen, values))
         return look(connection, tables, consumer)[consumer]

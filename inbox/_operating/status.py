@@ -37,8 +37,8 @@ class ConsumerStatus:
     policy: Policy | None = None
     """Its stored policy; None if nothing is stored."""
     rows_without_load: int = 0
-    """Of its rows, those written in bulk whose load is no longer in the ledger: their age is unknown, so no
-    purge deletes them."""
+    """Rows written in bulk whose load is no longer in the ledger: their age is unknown, so no purge deletes
+    them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Message:
     result: str | None
     """JSON."""
     load: int | None = None
-    """The row of `inbox_ledger` that tells who wrote this one in bulk, and when."""
+    """The row of `inbox_ledger` that tells who wrote this row in bulk, and when."""
 
 
 def status(engine: Engine, *, schema: str | None = None) -> list[ConsumerStatus]:

@@ -24,7 +24,7 @@ Point = Literal["before commit", "after commit", "never"]
 
 
 class Child:
-    """The process; `first` waits until its first handler runs."""
+    """The consumer's process."""
 
     def __init__(self, process: SpawnProcess, pipe: Connection, patience: float) -> None:
         self._process, self._pipe, self._patience = process, pipe, patience
@@ -57,7 +57,7 @@ def child(
     patience: float,
     mode: Mode = "exactly once",
 ) -> Iterator[Child]:
-    """Start it; it is gone at the end of the block."""
+    """Start a consumer in a process; it is gone at the end of the block."""
     context = multiprocessing.get_context("spawn")  # a fork would inherit the clients of this process
     ours, theirs = context.Pipe()
     given = (suite, address, topic, url.render_as_string(hide_password=False), point, mode, theirs)
@@ -101,7 +101,7 @@ def _main(suite: Any, address: Any, topic: str, url: str, point: Point, mode: Mo
 
 def _die_at_commit(engine: Any, *, after: bool) -> None:
     if after:
-        # A connection comes back to the pool once its COMMIT has been answered.
+        # A connection comes back to the pool after its COMMIT has been answered.
         event.listen(engine, "commit", lambda _: event.listen(engine, "checkin", _die))
     else:
         event.listen(engine, "commit", _die)

@@ -27,14 +27,14 @@ class ConsumerFailing(ConsumerPlace):
 
     @pytest.mark.parametrize("point", ["before commit", "after commit"])
     def test_a_killed_consumer(self, point: Point) -> None:
-        """SIGKILL before the commit, or after it and before the acknowledgement: another consumer takes what
-        was not taken, and every message took effect once."""
+        """After SIGKILL before the commit, or between commit and acknowledgement, another consumer takes the
+        messages that were not taken, and every message took effect once."""
         topic = self.new_topic()
         names = [b"%d" % number for number in range(6)]
         self.put(topic, [self.envelope(topic, name, f"key {name!r}") for name in names])
         with child(type(self), self.address(), topic, self.url, point, self.patience) as process:
             assert process.exit_code() == -signal.SIGKILL
-        # Handlers beside the killed one may have committed as well.
+        # Other handlers may have committed as well.
         assert bool(self.rows()) == (point == "after commit")
         script = HandlerScript()
         with self.consuming(topic, script):
@@ -55,8 +55,8 @@ class ConsumerFailing(ConsumerPlace):
         assert sorted(self.payloads()) == names
 
     def test_sigterm(self) -> None:
-        """A consumer in the main thread of a process ends after SIGTERM, with exit code 0. Nothing is lost,
-        and what it has taken does not come again."""
+        """A consumer in the main thread of a process ends after SIGTERM, with exit code 0. No message is
+        lost, and those that it has taken do not come again."""
         topic, names = self.new_topic(), self._load()
         self.put(topic, [self.envelope(topic, name, f"key {name[-1:]!r}") for name in names])
         with self._child(topic) as process:
@@ -72,8 +72,8 @@ class ConsumerFailing(ConsumerPlace):
         assert not before & {each.payload for each in script.deliveries}
 
     def test_a_stop_gives_back(self) -> None:
-        """After `stop` the running message ends and is acknowledged. Those that have not begun are left to
-        the next consumer, which takes them soon, in their order."""
+        """After `stop` the running message ends and is acknowledged. The next consumer soon takes the
+        messages that have not begun, in order."""
         topic, names, script = self.new_topic(), self._load(), HandlerScript()
         script.hold(names[0])
         self.put(topic, [self.envelope(topic, name, "k") for name in names])
@@ -94,8 +94,8 @@ class ConsumerFailing(ConsumerPlace):
         assert script.deliveries[0].payload == names[done]
 
     def test_a_stop_while_a_message_waits(self) -> None:
-        """A failed message that waits for its next attempt is not acknowledged with those behind it: the next
-        consumer takes it."""
+        """A failed message that waits for its next attempt is not acknowledged together with later ones: the
+        next consumer takes it."""
         topic = self.new_topic()
 
         def fail(message: Delivery) -> None:
@@ -116,7 +116,7 @@ class ConsumerFailing(ConsumerPlace):
             self.wait_until(lambda: b"bad" in self.payloads())
 
     def test_a_stop_within_the_grace(self) -> None:
-        """A handler that does not end holds the consumer up only for `grace`; its message is not
+        """A handler that does not end delays the consumer's end only for `grace`; its message is not
         acknowledged, and takes effect once."""
         topic, script = self.new_topic(), HandlerScript()
         script.hold(b"long")
@@ -135,8 +135,8 @@ class ConsumerFailing(ConsumerPlace):
         self.nothing_is_left(topic)
 
     def test_the_database_is_away(self) -> None:
-        """While the inbox cannot reach its database, a message is tried again for as long as that takes: it
-        becomes no dead letter, and takes effect afterwards, also if its handler then fails once."""
+        """While the inbox cannot reach its database, a message is retried, however long that takes. It does
+        not become a dead letter, and takes effect afterwards, even if its handler then fails once."""
         topic, is_away, tries = self.new_topic(), threading.Event(), list[Delivery]()
         is_away.set()
         engine: Any = (async_engine_on if self.is_async else engine_on)(_NOBODY)
@@ -188,7 +188,7 @@ class ConsumerFailing(ConsumerPlace):
 
     def test_an_unreachable_server(self, caplog: pytest.LogCaptureFixture) -> None:
         """A consumer whose server is not there raises an error, or runs until it is stopped. Neither the
-        error, nor the log, nor its repr has the password."""
+        error nor the log nor the consumer's repr contains the password."""
         consumer = self.unreachable(_awaited if self.is_async else _refuse)
 
         def run() -> None:

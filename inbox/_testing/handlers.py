@@ -63,7 +63,7 @@ def make_tables(url: URL) -> None:
 
 
 def taken(engine: Engine) -> list[tuple[str | None, bytes]]:
-    """Key and payload of what has been committed, in the order in which it was written."""
+    """Key and payload of each committed row, in the order in which they were written."""
     statement = select(_TAKEN.c.key, _TAKEN.c.payload).order_by(_TAKEN.c.number)
     with engine.connect() as connection:
         return [

@@ -31,17 +31,17 @@ class ConsumerPlace(Suite):
     """The password that `unreachable` uses: no text may contain it."""
 
     redelivered_after: ClassVar[float] = 0.0
-    """Seconds after which the server delivers again what a consumer has not acknowledged that is gone."""
+    """Seconds after which the server redelivers the unacknowledged messages of a consumer that is gone."""
     _at_work: Running[None] | None = None
 
     def address(self) -> Any:
-        """What `consumer` needs to find the server: it is pickled for another process."""
+        """What `consumer` needs to find the server; it is pickled for another process."""
         raise NotImplementedError
 
     @staticmethod
     def consumer(address: Any, topic: str, handler: Callable[[Delivery], Any], **options: Any) -> Any:
-        """A consumer that takes the messages of a topic, always as the same group or subscriber. Options are
-        some of `max_attempts`, `backoff`, `grace` and `concurrency`."""
+        """A consumer that takes the messages of a topic, always as the same group or subscriber. The options
+        are some of `max_attempts`, `backoff`, `grace` and `concurrency`."""
         raise NotImplementedError
 
     def new_topic(self) -> str:
@@ -53,7 +53,7 @@ class ConsumerPlace(Suite):
         raise NotImplementedError
 
     def dead_letters(self, topic: str) -> Sequence[tuple[Delivery, str]]:
-        """Optional: the dead letters of this topic's messages, and why each is one."""
+        """Optional: the dead letters of this topic, each with its reason."""
         self._lacks("dead_letters")
 
     def refuse_dead_letters(self, topic: str) -> None:
@@ -61,11 +61,11 @@ class ConsumerPlace(Suite):
         self._lacks("refuse_dead_letters and take_dead_letters")
 
     def take_dead_letters(self, topic: str) -> None:
-        """Optional: it can again."""
+        """Optional: from now on the server can store dead letters again."""
         self._lacks("refuse_dead_letters and take_dead_letters")
 
     def put_strange(self, topic: str) -> None:
-        """Optional: write messages that other clients can write and your publisher does not."""
+        """Optional: write messages that other clients can write, but your publisher never does."""
         self._lacks("put_strange")
 
     def unreachable(self, handler: Callable[[Delivery], Any]) -> Any:
@@ -126,7 +126,7 @@ class ConsumerPlace(Suite):
         around: Callable[[Any], Callable[[Delivery], Any]] | None = None,
         **options: Any,
     ) -> Iterator[Runner]:
-        """A consumer that runs until the end of the block; what `run` raised is raised there."""
+        """A consumer that runs until the end of the block, where the error of `run` is raised."""
         runner, running = self.started(topic, script, mode=mode, own=own, around=around, **options)
         self._at_work = running
         try:
@@ -137,7 +137,7 @@ class ConsumerPlace(Suite):
         running.result(self.patience)
 
     def wait_until(self, condition: Callable[[], object]) -> None:
-        """See `Suite.wait_until`; also fails when the consumer has ended, and says what has taken effect."""
+        """See `Suite.wait_until`. Also fails if the consumer has ended; a failure names the business rows."""
 
         def holds() -> bool:
             if condition():
@@ -178,7 +178,7 @@ class ConsumerPlace(Suite):
         return runner, runner.start()
 
     def nothing_is_left(self, topic: str) -> None:
-        """Everything was acknowledged: another consumer gets a new message, and nothing else."""
+        """Check that everything was acknowledged: another consumer gets a new message, and nothing else."""
         deliveries: list[bytes] = []
 
         def handle(message: Delivery) -> Outcome:
@@ -188,7 +188,7 @@ class ConsumerPlace(Suite):
         with self.consuming(topic, own=handle):
             self.put(topic, [self.envelope(topic, b"the last one", "last")])
             self.wait_until(lambda: b"the last one" in deliveries)
-            time.sleep(self.redelivered_after)  # for what must not come
+            time.sleep(self.redelivered_after)  # a message that was not acknowledged would come
         assert {*deliveries} == {b"the last one"}, "some messages were not acknowledged"
 
     @staticmethod

@@ -27,8 +27,8 @@ class Runner:
         url: the database.
         script: what the handler does.
         mode: the inbox's mode.
-        own: a handler instead.
-        around: given the handler, returns the one to use.
+        own: a handler to use instead.
+        around: a function that gets the handler and returns the one to use.
     """
 
     def __init__(
@@ -52,14 +52,14 @@ class Runner:
         self._run = self._run_in_a_loop if is_async else self._run_here
 
     def start(self) -> Running[None]:
-        """Run it in a thread; returns once it is made."""
+        """Run the consumer in a thread; returns once it is made."""
         running = Running(self.run)
         while not self._is_made.wait(0.01) and not running.is_over:
             pass
         return running
 
     def run(self) -> None:
-        """Run it in this thread."""
+        """Run the consumer in this thread."""
         self._run()
 
     def stop(self) -> None:
@@ -68,7 +68,7 @@ class Runner:
             self._consumer.stop()
 
     def close(self) -> None:
-        """Close the connections: once no handler that `run` has left behind uses them."""
+        """Close the connections, once no handler that outlived `run` uses them."""
         if self._engine is not None:
             self._engine.dispose()
 

@@ -20,11 +20,11 @@ class HandlerScript:
         self._running = Counter[str | None]()
         self._held = set[bytes]()
         self.deliveries: list[Delivery] = []
-        """All, with those that an inbox knew already."""
+        """All deliveries, including those that the inbox already knew."""
         self.runs: list[Delivery] = []
-        """Those whose body ran, once for each time."""
+        """The delivery of each run of a body."""
         self.overlaps = set[str]()
-        """Keys of which two messages ran at the same time."""
+        """Keys with two messages that ran at the same time."""
 
     def hold(self, payload: bytes) -> None:
         """Let the body of messages with this payload go on only after `release`."""

@@ -19,7 +19,7 @@ from .script import HandlerScript
 _NOTICED = 0.5
 """Seconds in which a consumer notices that it cannot put a message away."""
 _TAKEN_OVER = 1.0
-"""Seconds in which a consumer takes over a message that the server holds to be lost."""
+"""Seconds in which a consumer takes over a message that the server believes to be lost."""
 _ENOUGH = 3_200
 """After this many messages, each of two consumers must have got one."""
 
@@ -45,7 +45,7 @@ class ConsumerTaking(ConsumerPlace):
         self.nothing_is_left(topic)
 
     def test_what_a_handler_gets(self) -> None:
-        """Id, topic, key, payload, content type, headers and time are those of the message, and are the same
+        """A handler gets the message's id, topic, key, payload, content type, headers and time, and the same
         in a later attempt; attempts are counted from 1."""
         topic = self.new_topic()
         given = [
@@ -95,8 +95,8 @@ class ConsumerTaking(ConsumerPlace):
         self.nothing_is_left(topic)
 
     def test_a_retry_waits(self) -> None:
-        """A failed message does not run again before its delay has passed. Others go on meanwhile, at least
-        those of some keys."""
+        """A failed message does not run again before its delay has passed. Messages of other keys go on
+        meanwhile, of some keys at least."""
         topic = self.new_topic()
         others = [f"key {number}" for number in range(16)]
 
@@ -119,7 +119,7 @@ class ConsumerTaking(ConsumerPlace):
 
     @pytest.mark.parametrize("mode", ["exactly once", "status"])
     def test_a_poison_message(self, mode: Mode) -> None:
-        """A message that its handler gives up is put away whole, with the reason. Those before and behind it,
+        """A message that its handler gives up is put away whole, with the reason. Earlier and later messages,
         also of its key, take effect."""
         topic = self.new_topic()
 
@@ -143,7 +143,7 @@ class ConsumerTaking(ConsumerPlace):
         self.nothing_is_left(topic)
 
     def test_a_dead_letter_that_cannot_be_stored(self) -> None:
-        """A message that cannot be put away is not acknowledged: it is put away once that is possible."""
+        """A message that cannot be put away is not acknowledged, and is put away once that is possible."""
         topic = self.new_topic()
 
         def give_up(message: Delivery) -> None:
@@ -195,8 +195,8 @@ class ConsumerTaking(ConsumerPlace):
             assert numbers == list(range(int(key), 60, 3))
 
     def test_a_handler_that_runs_long(self) -> None:
-        """While a handler runs, no other consumer of the group gets its message, also after the time in which
-        the server delivers again what a lost consumer has left."""
+        """While a handler runs, no other consumer of the group gets its message, even after the time in which
+        the server redelivers messages of a lost consumer."""
         topic, lost = self.new_topic(), self.new_topic()
         scripts = HandlerScript(), HandlerScript()
         for script in scripts:
@@ -205,7 +205,7 @@ class ConsumerTaking(ConsumerPlace):
         def began() -> list[Delivery]:
             return [each for script in scripts for each in script.deliveries if each.payload == b"long"]
 
-        # In status mode a handler that runs holds no transaction: others write meanwhile, also on SQLite.
+        # In status mode, a running handler has no open transaction: others can write, even on SQLite.
         with ExitStack() as consumers:
             for script in scripts:
                 consumers.enter_context(self.consuming(topic, script, mode="status", concurrency=2))

@@ -13,7 +13,7 @@ depends_on = None
 features = ("status",)
 makes = ("inbox_status",)
 
-# Copies of the rules of that time, here and in all revisions: a revision makes the same for ever.
+# A copy, as in all revisions: a revision makes the same tables for ever, even if the rules change.
 RULES = {
     "known": "status IN ('consuming', 'consumed', 'failed', 'dead', 'halted')",
     "lease": "(status = 'consuming') = (lease_until IS NOT NULL)",
@@ -57,7 +57,7 @@ def upgrade() -> None:
         schema=schema,
         **options(),
     )
-    # The status comes first: an index that begins as the primary key does may be used to find a single key.
+    # The status comes first: an index that begins like the primary key may be used to find a single key.
     columns = ["status", "consumer", "updated_at"]
     op.create_index("inbox_status_updated_at", "inbox_status", columns, schema=schema)
 

@@ -65,7 +65,7 @@ def upgrade() -> None:
     given: dict[str, Any] = {"schema": schema, **options()}
     numbered: dict[str, Any] = {"schema": schema, **options(numbered=True)}
     numbers_any_column = storing(context.dialect.name).numbers_any_column
-    # Elsewhere than on PostgreSQL, the column that numbers the rows has to begin the key.
+    # On databases other than PostgreSQL, the column that numbers the rows has to begin the key.
     by_bucket = ("bucket", "sequence") if numbers_any_column else ("sequence",)
     op.create_table(
         "outbox_message",

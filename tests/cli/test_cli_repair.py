@@ -193,7 +193,7 @@ def test_a_message_in_another_status(store: Store, run: Callable[..., Done]) -> 
     for name, *rest in COMMANDS:
         done = run(name, CONSUMER, KEY, *rest)
         assert done.returncode == 5, name
-        assert error(done).startswith(f"key='{KEY}': it is consumed, expected ")
+        assert error(done).startswith(f"key='{KEY}': status is consumed; this needs ")
         assert stored(store, KEY) == before
 
 

@@ -28,7 +28,7 @@ def test_the_wrong_status(store: Store, status: Status) -> None:
     before = has_ended(store, status)
     for name, (decide, fitting) in DECISIONS.items():
         if status not in fitting:
-            said = f"'{KEY}': it is {status}.*, expected {min(fitting)}"
+            said = f"'{KEY}': status is {status}.*; this needs {min(fitting)}"
             with case(name), pytest.raises(WrongStatus, match=said):
                 decide(store)
             assert stored(store, KEY) == before
