@@ -57,7 +57,7 @@ def reconcile(df: "DataFrame", settings: WriterSettings) -> Reconciliation:
 
 
 def check(settings: WriterSettings, schema: pa.Schema) -> bool:
-    """The checks before a row is read; return whether the table can be compared.
+    """Check everything before a row is read; return whether the table can be compared.
 
     Raises:
         ColumnMismatch: the DataFrame does not fit the key or the table.

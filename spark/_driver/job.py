@@ -84,12 +84,12 @@ class Job:
             if self._is_named and self.settings.ledger != "off":
                 self._done = self._entries(connection)
         if self.finished() is None:
-            # Each in a transaction of its own, which an error ends and nothing commits.
+            # Each target in its own transaction, which an error ends and nothing commits.
             for settings, columns in targets:
                 with transaction(self._engine, self._database, self.settings, PATIENCE) as connection:
                     sinks.check(connection, self._database, settings, columns)
-        # In a separate transaction, which may be retried: on SQLite a transaction that has read cannot write
-        # after another one has written.
+        # In a separate transaction, so that it can be retried: on SQLite, a transaction that has read cannot
+        # write if another one has written since.
         consumer = Declaration(self.tables, self.settings.consumer, "exactly-once", None)
         committed(self._engine, self._database, self.settings, partial(consumer.agree, is_new=True))
         return Task(self.settings, self.run, self._parts, self._done)
@@ -121,7 +121,7 @@ class Job:
         return self._report(total, len(done), sum(each.replayed for each in done), transport, seconds)
 
     def _settle(self, read: RowCounts, connection: Connection) -> RowCounts:
-        # From the ledger again: tasks of an earlier submission may have committed since it was read.
+        # Read the ledger again: tasks of an earlier submission may have committed in the meantime.
         total = _reconciled(read, self._entries(connection), self.settings.inbox)
         if self._is_named:
             whole = LedgerEntry(
@@ -159,10 +159,10 @@ class Job:
 
 
 def check_tables(connection: Connection, tables: Tables, *more: Table) -> None:
-    """Check that the inbox's tables exist, and these.
+    """Check that the inbox's tables and some more tables exist.
 
     Raises:
-        TablesMissing: they do not.
+        TablesMissing: a table does not exist.
     """
     there = inspect(connection)
     for table in (tables.message, tables.ledger, *more):
@@ -171,14 +171,14 @@ def check_tables(connection: Connection, tables: Tables, *more: Table) -> None:
 
 
 def _reconciled(read: RowCounts, entries: dict[LedgerEntry, RowCounts], inbox: str) -> RowCounts:
-    """Combine the counts of the partitions as last read with those of all that the batch ever committed.
+    """Combine the counts of the partitions as last read with the counts of all that the batch has committed.
 
-    The two differ if a batch was tried with other partitions before: the rows it applied then are recognised
-    as its own, so they count as new, once.
+    The two differ if the batch was tried before with other partitions. The rows that it applied then are
+    recognised as its own, so they count as new, once.
     """
     new = sum(counts.new for entry, counts in entries.items() if entry.part != WHOLE_BATCH)
     if inbox == "table":
-        # The table does not tell whose rows it has, so the batch's own were taken for duplicates.
+        # The table does not tell who wrote its rows, so the batch's own were counted as duplicates.
         duplicate = max(0, read.new + read.duplicate - new)
         rows = new + duplicate + read.repeated + read.dropped
         return replace(read, rows=rows, new=new, duplicate=duplicate)

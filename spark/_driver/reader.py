@@ -76,7 +76,7 @@ class InboxReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one range."""
-        # Spark replaces an empty list of partitions by a partition of its own.
+        # If the list of partitions is empty, Spark makes a partition of its own.
         if isinstance(partition, Span):
             yield from stored(self._reading, partition, arrow_schema(columns(self._reading)))
 

@@ -101,8 +101,8 @@ class _Plan:
             try:
                 Job(checked(**given), None).prepare(plan.schema)
             except (DBAPIError, TablesMissing) as error:
-                # The session's defaults, which are not available here, may add a login or a schema: tasks
-                # check again before they read a row.
+                # The session's defaults are not available here, and may add a login or a schema: tasks check
+                # again before they read a row.
                 _log.info("not checked on the driver, the tasks will check: %s", error)
         return plan
 
@@ -154,7 +154,7 @@ def _report(plan: _Plan, messages: list[Any]) -> None:
     done = [each.done for each in told if each.done is not None]
     if done:
         job = Job(told[0].settings, told[0].run)
-        # This is a process of Spark's; `spark.sql.pyspark.worker.logging.enabled` makes it keep the log.
+        # This process belongs to Spark; `spark.sql.pyspark.worker.logging.enabled` makes it keep the log.
         _log.setLevel(logging.INFO)
         _log.info("%s", job.report(done, time.time() - plan.began))
 

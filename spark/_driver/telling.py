@@ -1,5 +1,5 @@
-"""What a Spark user sees of a write: the job's name in Spark's UI, the counts as observed metrics, and the
-report in Spark's log."""
+"""The parts of a write that a Spark user sees: the job's name in Spark's UI, the counts as observed metrics,
+and the report in Spark's log."""
 
 import logging
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ _log = logging.getLogger("spark.inbox")
 
 @contextmanager
 def described(df: "DataFrame", settings: WriterSettings) -> Iterator[None]:
-    """Name the body's jobs in Spark's UI, unless they have a name: a stream's jobs have one."""
+    """Name the body's jobs in Spark's UI, unless they already have a name, as a stream's jobs do."""
     context = classic_context(df)
     if context is None or context.getLocalProperty(_DESCRIPTION) is not None:
         yield
@@ -38,10 +38,10 @@ def described(df: "DataFrame", settings: WriterSettings) -> Iterator[None]:
 
 def observed(done: "DataFrame") -> "DataFrame":
     """The tasks' reports, with their sums as the observed metrics "inbox-outbox", in a classic session."""
-    # Elsewhere, which class of columns fits depends on the vendor.
+    # In other sessions, the class of columns that fits depends on the vendor.
     if classic_context(done) is None:
         return done
-    # As text: each function of a column is several calls of the JVM.
+    # As text, because each function of a column costs several calls of the JVM.
     sums = (expr(f"coalesce(sum({each.name}), 0) AS {each.name}") for each in fields(RowCounts))
     return done.observe("inbox-outbox", *sums)
 

@@ -52,21 +52,21 @@ class InboxWriter:
         results: what to do with new rows: `Append()` (default), `Upsert(...)`, a list of these for several
             tables, `Statements(...)`, or a function of an open connection and an iterator of Arrow batches.
         inbox: "rows" keeps each key in the inbox; "table" relies on the table's own unique key instead, which
-            must be on exactly the columns of `key` (of an Upsert: on those of its key). That is faster, but
-            only as long as a row is in the table its key is not written again.
+            must be on exactly the columns of `key` (for an Upsert: of its own key). That is faster, but a key
+            can be written again once its row has left the table.
         outbox: `PerRow(...)` publishes a message for each new row to the outbox, `PerPartition(...)` one for
             each partition with new rows, in the partition's transaction.
-        user, password: replace those in the URL.
-        run: a name for this job. Submitting the same run and batch again recognises the partitions that have
-            committed. None generates a name, so that only retries inside the job are recognised (keys are
+        user, password: replace the user and password in the URL.
+        run: a name for this job. If the same run and batch is submitted again, committed partitions are
+            recognised. None generates a name, so that only retries inside the job are recognised (keys are
             always recognised). For `foreach_batch` the default is the query's id, if Spark provides it.
         batch: the number of the batch in the run.
         ledger: "verify" reads a partition before treating it as committed; "trust" recognises batches and
             partitions by number, and skips all work of a finished batch; "off" keeps no ledger.
         atomicity: "partition", or "job" for all partitions or none, through one task.
         null_keys: "error", or "drop" to leave out and count rows without a key.
-        digest: the column or columns whose content is compared when a key comes again. A digest of them is
-            stored with the key; the report counts rows with another one as `mismatch`.
+        digest: the column or columns whose content is compared when a key comes again. Their digest is stored
+            with the key; the report counts rows with another digest as `mismatch`.
         mismatches: "count", or "error" to fail a partition that has such rows; nothing of it is written.
         batch_size: rows to send at a time.
         num_partitions: the most partitions to write; if there are more, they are merged (`coalesce`).
@@ -142,7 +142,7 @@ class InboxWriter:
             memory=memory,
             inbox_schema=inbox_schema,
         )
-        check_given(self._given)  # now; the session's defaults when there is a session
+        check_given(self._given)  # the session's defaults are checked later, with the session
 
     def __repr__(self) -> str:
         return f"InboxWriter(table={self._given.get('table')!r}, consumer={self._given.get('consumer')!r})"
@@ -154,8 +154,8 @@ class InboxWriter:
             InvalidOption: an option is missing or invalid.
             ColumnMismatch: the DataFrame does not fit the key or the table.
             TablesMissing: the inbox's tables have not been created.
-            PySparkException: a task has failed as often as Spark allows. Committed partitions stay; writing
-                again continues with the others.
+            PySparkException: a task has failed as often as Spark allows. Committed partitions stay; another
+                call continues with the others.
         """
         settings = self._settings(df)
         if settings.ledger == "trust" and settings.run is None:
@@ -165,8 +165,8 @@ class InboxWriter:
     def foreach_batch(self, df: "DataFrame", batch_id: int) -> Any:
         """Write one micro-batch: for ``stream.writeStream.foreachBatch(writer.foreach_batch)``.
 
-        If Spark delivers a batch again, even under a new checkpoint or with other rows under an old number,
-        each key is applied once and none is skipped.
+        Spark may deliver a batch again, even under a new checkpoint, or with other rows under an old number:
+        each key is applied once, and none is skipped.
 
         Returns:
             The `WriteReport`. Spark ignores it; your own function around this one can use it.
@@ -198,7 +198,7 @@ class InboxWriter:
         """Compare the rows of a DataFrame with the inbox and the table, and name what is missing.
 
         Nothing is written. Only the keys are read (with `Upsert`, also its key and version), and each
-        partition is compared by its own task. Rows that are written at the same time are found or missing.
+        partition is compared by its own task. Rows written at the same time may count as found or missing.
 
         Raises:
             InvalidOption: an option is missing or invalid.
@@ -237,8 +237,8 @@ def _written(df: "DataFrame", settings: WriterSettings, run: str | None) -> Writ
     if finished is not None and settings.ledger == "trust":
         return job.report_finished(finished, time.monotonic() - began)
     if finished is not None:
-        # Most likely all rows are there: what the fingerprint is made of suffices to tell, so the other
-        # columns are not sent.
+        # Most likely all rows are there: the columns of the fingerprint suffice to tell, so no others are
+        # sent.
         done = _run(only(df, settings.compared), recognise, task)
         if all(each.replayed for each in done):
             return job.report(done, time.monotonic() - began)

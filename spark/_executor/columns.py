@@ -44,7 +44,7 @@ def fitted(
     """How each column of a target's rows is sent to the database.
 
     Raises:
-        ColumnMismatch: a column that the target lacks, requires, or cannot hold exactly.
+        ColumnMismatch: the target lacks a column, requires one, or cannot hold one exactly.
     """
     settings = destination.settings
     results = settings.results

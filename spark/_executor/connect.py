@@ -22,15 +22,15 @@ from spark._options.settings import WriterSettings
 T = TypeVar("T")
 
 TRIES = 100
-"""How often a transaction is tried: about a minute and a half of transient errors."""
+"""How often a transaction is tried: with transient errors, for about a minute and a half."""
 
 PATIENCE = 600.0
 """Seconds a task waits for a free connection: tasks hold one only while they write rows, not to compute."""
 
 
 def engine_of(settings: WriterSettings) -> Engine:
-    """An engine without a pool: with one, an executor would keep a connection for each worker. The tasks of a
-    Python worker share it, since it asks a server about its version and its settings only once."""
+    """An engine without a pool: with a pool, an executor would keep a connection for each worker. The tasks
+    of a Python worker share the engine, which asks the server for its version and settings only once."""
     database = loading(settings.url.get_backend_name())
     isolation_level = database.isolation_level(settings.isolation_level)
     return _engine(settings.url, isolation_level, tuple(database.connect_args.items()))
@@ -43,7 +43,7 @@ def _engine(address: URL, isolation_level: str, defaults: tuple[tuple[str, Any],
         url,
         poolclass=NullPool,
         isolation_level=isolation_level,
-        # Spark shows a task's error in its log and its UI: not with the values of rows.
+        # Spark shows a task's error in its log and its UI, where the values of rows must not appear.
         hide_parameters=True,
         connect_args=connect_args | {name: value for name, value in defaults if name not in url.query},
     )
@@ -52,7 +52,7 @@ def _engine(address: URL, isolation_level: str, defaults: tuple[tuple[str, Any],
 def committed(
     engine: Engine, database: Loading, settings: WriterSettings, work: Callable[[Connection], T]
 ) -> T:
-    """Run `work` in a transaction, and return its result once that has committed; retry transient errors.
+    """Run `work` in a transaction, and return its result after the commit; retry transient errors.
 
     If the connection breaks during COMMIT, the outcome is unknown, so `work` must detect what it has already
     committed.
@@ -93,7 +93,7 @@ def _connect(engine: Engine, database: Loading, settings: WriterSettings, patien
         try:
             connection = engine.connect()
         except DBAPIError as error:
-            # To find out whether it was refused may take another connection: ask once about each text.
+            # To ask whether it was refused may take another connection: ask once about each text.
             is_asked, asked = str(error) == asked, str(error)
             if is_late or not is_transient(error) or (not is_asked and _is_refused(error)):
                 raise
@@ -103,7 +103,7 @@ def _connect(engine: Engine, database: Loading, settings: WriterSettings, patien
             connection.close()
             if is_late:
                 raise TransientError(f"max_connections={settings.max_connections}: no connection was free")
-        # At random: otherwise all tasks of a job would come again at the same moment.
+        # A random time: otherwise all tasks of a job would try again at the same moment.
         time.sleep(random.uniform(0.05, 0.5))
 
 

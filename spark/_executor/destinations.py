@@ -1,4 +1,4 @@
-"""The targets of new rows: what part of each row goes into which table."""
+"""The targets of new rows: the part of each row that goes into each table."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Destination:
     explode: str | None
     """The array column whose elements become rows."""
     is_strict: bool
-    """Whether the table must have each of the columns; otherwise it may lack those of the key."""
+    """Whether the table must have all columns; otherwise it may lack the columns of the key."""
 
     def schema(self, schema: pa.Schema) -> pa.Schema:
         """The schema of the target's rows.
@@ -42,7 +42,7 @@ class Destination:
         return found
 
     def rows(self, rows: pa.Table) -> pa.Table:
-        """The target's rows of these new rows."""
+        """The rows that these new rows give the target."""
         kept = rows if self.columns is None else rows.select(list(self.columns))
         if self.explode is None:
             return kept

@@ -25,8 +25,8 @@ class Filling:
         is_staged = False
         for number, each in enumerate(destinations(settings, schema)):
             columns = fitted(connection, database, each, each.schema(schema))
-            # A row may refer to a row of an earlier target. Staged rows reach their table in the end, so the
-            # targets behind it wait, too.
+            # A row may refer to a row of an earlier target. Staged rows reach their table at the end, so all
+            # later targets wait, too.
             sink = sinks.sink_for(
                 connection, database, each.settings, columns, _name(number), may_be_straight=not is_staged
             )
@@ -41,7 +41,7 @@ class Filling:
                 sink.add(sinks.converted(part, columns))
 
     def finish(self) -> int:
-        """Apply what is left; with inbox="table", return how many rows were new."""
+        """Apply the rows that are left; with inbox="table", return how many rows were new."""
         for _, _, sink in self._sinks:
             sink.finish()
         return sum(sink.applied for _, _, sink in self._sinks)

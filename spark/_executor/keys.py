@@ -50,7 +50,7 @@ def encode(columns: Sequence[pa.Array]) -> pa.StringArray:
     """
     try:
         for column in columns:
-            # Arrow data from a Python function is not checked by Spark: its text may be any bytes.
+            # Spark does not check Arrow data from a Python function: its text may be any bytes.
             column.validate(full=True)
         keys = _text(columns[0]) if len(columns) == 1 else _joined(columns)
     except pa.ArrowInvalid as error:
@@ -76,7 +76,7 @@ def in_utc(column: pa.Array) -> pa.Array:
     """Timestamps in UTC, in microseconds; other values as they are."""
     if not pa.types.is_timestamp(column.type):
         return column
-    # The session's time zone is that of the Arrow data, and may be another one tomorrow.
+    # Arrow data has the session's time zone, which may be another one tomorrow.
     return column.cast(pa.timestamp("us", column.type.tz and "UTC"))
 
 
@@ -140,7 +140,7 @@ class Fingerprint:
 
 
 def _hashes(words: Any, starts: Any, lengths: Any) -> Iterator[Any]:
-    """The hashes of all keys, once by each set of constants."""
+    """The hashes of all keys, with each set of constants."""
     lanes = [lengths.astype(np.uint64) * step + first for step, first, _ in _MIX]
     shortest, longest = (int(lengths.min()), int(lengths.max())) if len(lengths) else (0, 0)
     for at in range(0, longest, 8):

@@ -20,7 +20,7 @@ class LedgerEntry:
     """The key of a row of the ledger.
 
     `parts` is 0 if the number of partitions is unknown; the fingerprint still distinguishes partitions of
-    another plan.
+    different plans.
     """
 
     consumer: str
@@ -102,7 +102,7 @@ def parts(connection: Connection, tables: Tables, entry: LedgerEntry) -> dict[in
 
 
 def _counts(row: Row[Any]) -> RowCounts:
-    if row.rows_read == 0:  # a transaction's last statement writes this, and every partition has rows
+    if row.rows_read == 0:  # a transaction's last statement writes the number, and every partition has rows
         raise TransactionEnded(
             "results of an earlier attempt ended its transaction before it was complete: check by hand what "
             f"they wrote for run {row.run!r}, batch {row.batch}, partition {row.part}"

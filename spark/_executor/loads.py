@@ -1,4 +1,4 @@
-"""The loads of a consumer: which partition of which job has written a key in bulk, and when."""
+"""The loads of a consumer: which partition of a job has written a key in bulk, and when."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,7 +21,7 @@ class Load:
 
 
 class Loads:
-    """A consumer's rows of the ledger, read again when there are others."""
+    """A consumer's rows of the ledger, read again when they have changed."""
 
     def __init__(self, tables: Tables, consumer: str) -> None:
         self._tables = tables
@@ -31,9 +31,9 @@ class Loads:
         self._seen: tuple[int, int | None] = (0, None)
 
     def refresh(self, connection: Connection) -> None:
-        """Read them; call this after the keys were read, whose rows were committed together with these."""
+        """Read the ledger; call this after the keys were read: a key is committed together with its load."""
         c = self._tables.ledger.c
-        # The count, too: a row may become visible after one with a higher id.
+        # With the count: a row may become visible later than one with a higher id.
         counted = select(func.count(), func.max(c.id)).where(c.consumer == self._consumer)
         there = connection.execute(counted).one()
         if tuple(there) == self._seen:
@@ -48,7 +48,7 @@ class Loads:
         self._seen = (there[0], there[1])
 
     def of(self, owner: Owner | None) -> Load | None:
-        """The load that has written a key; None if it came alone, or if the ledger has lost the load."""
+        """The load that has written a key; None if the key came alone, or its load has left the ledger."""
         if isinstance(owner, bytes):
             return self._by_claim.get(owner[:10])
         return None if owner is None else self._by_id.get(owner)

@@ -1,4 +1,4 @@
-"""The content of rows: digests of chosen columns, and which rows have another than the row that was taken."""
+"""The content of rows: digests of chosen columns, and the rows whose digest differs from the taken row's."""
 
 import math
 from dataclasses import dataclass
@@ -54,7 +54,7 @@ def check_digest(settings: WriterSettings, schema: pa.Schema) -> None:
 
 
 def digests(settings: WriterSettings, batch: pa.RecordBatch) -> pa.BinaryArray:
-    """The digest of each row, as `Inbox.accept` has it for a tuple of these columns.
+    """The digest of each row, the same as that of `Inbox.accept` for a tuple of these columns.
 
     Raises:
         InvalidRow: a text is not UTF-8.
@@ -64,7 +64,7 @@ def digests(settings: WriterSettings, batch: pa.RecordBatch) -> pa.BinaryArray:
 
 
 def mismatches(keys: pa.StringArray, given: pa.BinaryArray, taken: TakenKeys) -> Mismatches:
-    """The rows whose key others have with another digest."""
+    """The rows whose key others have taken with another digest."""
     stored = taken.known.digests
     differ = [
         key

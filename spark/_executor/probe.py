@@ -19,7 +19,7 @@ _TRIES = 20
 
 
 def unseen_rows(settings: WriterSettings, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The rows whose keys are not in the inbox, and rows without a key, which the writer decides about."""
+    """The rows whose keys are not in the inbox, and rows without a key: the writer decides about these."""
     for batch in batches:
         keys = encode([batch.column(name) for name in settings.key])
         found = _found(settings, keys.drop_null())
@@ -28,7 +28,7 @@ def unseen_rows(settings: WriterSettings, batches: Iterable[pa.RecordBatch]) -> 
 
 def _found(settings: WriterSettings, keys: pa.StringArray) -> list[str]:
     database = loading(settings.url.get_backend_name())
-    # `found` wants distinct keys in byte order, by which it walks through the index.
+    # `found` needs distinct keys in byte order, which is the order of the index.
     ordered = pc.unique(keys).sort()
 
     def once() -> list[str]:

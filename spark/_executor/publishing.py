@@ -60,7 +60,7 @@ class PartitionMessages:
         self._outbox = Outbox(schema=settings.inbox_schema)
 
     def add(self, connection: Connection, rows: pa.Table) -> None:
-        """Publish a message for each of these new rows, which have their stored key."""
+        """Publish a message for each of these new rows, which have a column with the stored key."""
         if isinstance(self._how, PerRow):
             for batch in rows.to_batches(self._batch_size):
                 self._outbox.publish_many(connection, self._messages(self._how, batch))

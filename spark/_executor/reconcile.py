@@ -88,7 +88,7 @@ def _differences(
 ) -> list[Difference]:
     keys = rows.column(KEY).combine_chunks()
     its, is_inbox = tables(settings.inbox_schema), settings.inbox == "rows"
-    # The inbox first: a row of the table is committed together with its key.
+    # Ask the inbox first: a row of the table is committed together with its key.
     owners = database.found(connection, its, settings.consumer, keys).owners if is_inbox else {}
     columns = compared_columns(connection, database, settings, rows.schema)
     if not columns:
@@ -97,7 +97,7 @@ def _differences(
     if not is_inbox:
         return _grouped(part, "missing", absent, {}, None)
     unapplied = [key for key in absent if key in owners]
-    # Again: a key that was not there at first may have been committed before the table was read.
+    # Ask again: a key that was not there may have been committed before the table was read.
     there = _without(keys, {*owners, *absent})
     late = database.found(connection, its, settings.consumer, pa.array(there, pa.string())).owners
     loads = Loads(its, settings.consumer)
@@ -158,7 +158,8 @@ def _grouped(
 
 
 def _merged(found: Sequence[Difference]) -> list[Difference]:
-    """One difference for each load, of all tables of a partition, which come in the order of their keys."""
+    """One difference for each load, from those of a partition's tables, which come in the order of their
+    keys."""
     merged: dict[Any, Difference] = {}
     for each in found:
         same = replace(each, keys=0, sample=())

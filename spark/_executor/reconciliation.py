@@ -12,7 +12,7 @@ SAMPLE = 10
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Keys of one partition of the DataFrame with the same problem; one load took those in the inbox."""
+    """Keys of one partition of the DataFrame with the same problem; if they are in the inbox, of one load."""
 
     what: What
     """As in `Reconciliation`: "missing", "unapplied" or "untaken"."""
@@ -23,7 +23,7 @@ class Difference:
     sample: tuple[str, ...]
     """The first of them, at most 10, as the inbox stores them."""
     run: str | None = None
-    """The run that has taken them; None if they were not taken by a job that is in the ledger."""
+    """The run that has taken them; None if no job in the ledger has."""
     batch: int | None = None
     """Its batch."""
     part: int | None = None
@@ -51,11 +51,11 @@ class Reconciliation:
     missing: int
     """Keys in neither: these rows were not written."""
     unapplied: int
-    """Keys in the inbox whose row is not in the table, or is there in an older version of an `Upsert`: it was
-    changed or deleted after it was written."""
+    """Keys in the inbox whose row is not in the table, or (with `Upsert`) has an older version there: the row
+    was changed or deleted after it was written."""
     untaken: int
-    """Keys whose row is in the table, but which are not in the inbox: another writer has written it, or a
-    purge has deleted the key."""
+    """Keys that are not in the inbox although their row is in the table: another writer has written the row,
+    or a purge has deleted the key."""
     compares_inbox: bool
     """False with inbox="table"."""
     compares_table: bool

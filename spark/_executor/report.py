@@ -27,7 +27,7 @@ class RowCounts:
 
 @dataclass(frozen=True, slots=True)
 class WriteReport:
-    """What a run's batch has committed, no matter how often its partitions were tried.
+    """The counts of all that a run's batch has committed, no matter how often its partitions were tried.
 
     `rows` is always the sum of `new`, `duplicate`, `repeated` and `dropped`.
     """
@@ -49,12 +49,12 @@ class WriteReport:
     dropped: int
     """Rows without a key, if they are dropped."""
     mismatch: int
-    """Rows whose key was taken with other content, as the option `digest` compares it. They are among the
-    duplicate and repeated ones, and were not applied."""
+    """Rows whose key was taken with other content, by the option `digest`. They were not applied, and also
+    count as duplicate or repeated."""
     partitions: int
     """Partitions that had rows."""
     replayed: int
-    """Those of `partitions` that an earlier submission of the same batch had committed."""
+    """How many of `partitions` an earlier submission of the same batch had committed."""
     seconds: float
     """Time from the call to the return."""
     transport: str

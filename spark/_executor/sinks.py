@@ -60,7 +60,7 @@ class Sink(ABC):
 
 
 class DirectSink(Sink):
-    """Writes to the target itself, if each column has the type in which it arrives."""
+    """Writes to the target itself; each column there has the type in which its values arrive."""
 
     def __init__(self, connection: Connection, database: Loading, settings: WriterSettings) -> None:
         self._connection = connection
@@ -112,7 +112,7 @@ class Staged(Sink):
         connection, settings, results = self._connection, self._settings, self._settings.results
         if isinstance(results, Statements):
             for statement in results.texts:
-                # SQLAlchemy would take a colon and a name for a parameter.
+                # Otherwise SQLAlchemy takes a colon and a name for a parameter.
                 connection.execute(text(statement.replace(":", "\\:")))
             return
         target, names, rows = target_of(settings, self._columns), _names(self._columns), self._selected()
@@ -121,7 +121,7 @@ class Staged(Sink):
             upsert = self._database.upsert_counted if is_counted else self._database.upsert
             self.applied = upsert(connection, target, names, rows, results)
         elif is_counted:
-            # In the order in which they came, that of their keys, so that jobs seldom deadlock.
+            # In the order in which they came, by their keys, so that jobs seldom deadlock.
             self.applied = self._database.add(connection, target, names, rows, settings.key)
         else:
             connection.execute(target.insert().from_select(names, rows))
@@ -133,7 +133,7 @@ class Staged(Sink):
         if not isinstance(results, Upsert):
             return select(*picked)
         # Only the newest row of each key: a statement cannot update the same row twice. The target's types
-        # decide which one is newer and which keys are equal, as they do when rows meet in the target.
+        # decide which row is newer and which keys are equal, as they do in the target itself.
         given = select(*picked).subquery("given")
         newest = func.row_number().over(
             partition_by=[given.c[name] for name in results.key],
@@ -150,8 +150,8 @@ class Staged(Sink):
 
 
 class FallbackSink(Sink):
-    """Writes to a target that rejects duplicates itself: to the target until one comes, then to another
-    sink."""
+    """Writes to a target that rejects duplicates itself: to the target until the first duplicate; after that
+    to another sink."""
 
     def __init__(self, connection: Connection, database: Loading, straight: Sink, other: Sink) -> None:
         self._connection = connection
@@ -191,7 +191,7 @@ def sink_for(
     *,
     may_be_straight: bool = True,
 ) -> Sink:
-    """The fastest sink that changes no value; `name` is that of its temporary table."""
+    """The fastest sink that changes no value; `name` names its temporary table."""
     staged = Staged(connection, database, settings, columns, name)
     if (
         may_be_straight
@@ -207,11 +207,11 @@ def sink_for(
 def check(
     connection: Connection, database: Loading, settings: WriterSettings, columns: Sequence[Column]
 ) -> None:
-    """Check that the server accepts the statement that will write the rows, and a temporary table if it needs
-    one. The transaction is to be rolled back.
+    """Check that the server accepts the statement that will write the rows, and the temporary table if one is
+    needed. The caller must roll the transaction back.
 
     Raises:
-        ColumnMismatch: it does not: a right is missing, or the table is not one to write to in this way.
+        ColumnMismatch: a right is missing, or nobody can write to the table in this way.
     """
     how = settings.results
     if not isinstance(how, Append | Upsert):
@@ -223,7 +223,7 @@ def check(
         database.check(connection, target_of(settings, columns), _names(columns), how, key)
     except DBAPIError as error:
         if is_transient(error) or not database.refuses(code_of(error)):
-            # A lock, which the tasks will wait for, or a function that does not take the check's NULLs.
+            # The table is locked, and the tasks will wait; or a function fails on the NULLs of the check.
             return
         named = f", Upsert(key={how.key!r})" if isinstance(how, Upsert) else ""
         rights = "INSERT, SELECT and UPDATE" if named else "INSERT" if key is None else "INSERT and SELECT"
@@ -245,7 +245,7 @@ def _names(columns: Sequence[Column]) -> list[str]:
 
 
 def converted(rows: pa.Table, columns: Sequence[Column]) -> pa.Table:
-    """Rows in the form in which they are sent, without the stored key."""
+    """The rows as they are sent, without the stored key."""
     arrays = [
         rows.column(each.name)
         if each.convert is None

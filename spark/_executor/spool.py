@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from .mismatches import Mismatches
 
 KEY = "inbox_key"
-"""The column of the stored key, which each table here has."""
+"""The column of the stored key in each table here."""
 
 DIGEST = "inbox_digest"
 """The column of the digest, if there is one."""
@@ -39,7 +39,7 @@ class _SortedRun:
 
 class Spool:
     """Takes Arrow batches, and returns sorted tables with unique keys: of rows with the same key, the first
-    one is kept."""
+    is kept."""
 
     def __init__(self, memory: int) -> None:
         self._memory = memory
@@ -52,8 +52,8 @@ class Spool:
         self._in_runs = Mismatches()
         self.rows = 0
         self.mismatches = Mismatches()
-        """Left-out rows with another digest than the first row of their key, as far as `tables` has come.
-        Within a run that was written to the file they are compared with the run's first row."""
+        """Left-out rows whose digest differs from that of their key's first row, among the tables returned so
+        far. Within a run that was written to the file, they are compared with the run's first row."""
 
     def __enter__(self) -> Self:
         return self
@@ -87,7 +87,7 @@ class Spool:
             self.mismatches = self._in_runs
             yield from self._merged()
         elif self._pending:
-            # Created only when needed: a partition that has already committed is only read.
+            # The table is made only when needed: a partition that has already committed is only read.
             table, differing = _sorted_once(self._pending)
             self._pending = table.to_batches()
             self.mismatches += Mismatches.of(differing)
@@ -98,7 +98,7 @@ class Spool:
         self._in_runs += Mismatches.of(differing)
         self._pending, self._bytes = [], 0
         if self._file is None:
-            # Without a name: a worker that is killed leaves nothing behind.
+            # A file without a name: a killed worker leaves nothing behind.
             self._file = tempfile.TemporaryFile(prefix="inbox-outbox-")  # noqa: SIM115 - closed in __exit__
             self._writer = pa.ipc.new_file(self._file, table.schema)
         run = _SortedRun()
@@ -120,8 +120,8 @@ class Spool:
             yield table
 
     def _ranges(self) -> Iterator[tuple[str, str | None]]:
-        """Ranges of keys, so small that their rows fit in memory: to merge a range, read the few blocks that
-        begin in it, and of each run the one block that began before it."""
+        """Ranges of keys, so small that their rows fit in memory. To merge a range, read the few blocks that
+        begin in it, and for each run one block that began before it."""
         edges: list[str] = []
         size = self._memory
         for first, more in sorted(
@@ -159,11 +159,11 @@ def _slices(reader: Any, run: _SortedRun, low: str, high: str | None) -> Iterato
 
 
 def _sorted_once(batches: list[pa.RecordBatch]) -> tuple[pa.Table, pa.StringArray]:
-    """The rows sorted by key, with only the first row of each key; and the keys of rows that were left out
-    and have another digest than the first."""
+    """The rows sorted by key, with only the first row of each key; and the keys of the rows left out whose
+    digest differs from the first row's."""
     table = pa.Table.from_batches(batches)
     keys = table.column(KEY).combine_chunks()
-    if pc.all(pc.less(keys[:-1], keys[1:])).as_py():  # as they often come: numbered or by time
+    if pc.all(pc.less(keys[:-1], keys[1:])).as_py():  # as keys by number or time often come
         return table.combine_chunks(), keys[:0]
     # Arrow sorts text by bytes, and its sort is stable.
     table = table.take(pc.sort_indices(table.column(KEY))).combine_chunks()

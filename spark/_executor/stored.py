@@ -34,8 +34,8 @@ Rows = Sequence[Row[Any]]
 
 
 def spans(connection: Connection, reading: Reading) -> list[Span]:
-    """The partitions of a read: ranges of the primary key with the same number of rows, and no limit at both
-    ends, so that rows that are added later have their place."""
+    """The partitions of a read: ranges of the primary key with the same number of rows. The first and last
+    ranges have no outer limit, so that rows added later have a place."""
     its = tables(reading.settings.inbox_schema)
     if reading.what == "ledger":
         return _divided(connection, None, its.ledger.c.id, true(), reading.rows)
@@ -49,7 +49,7 @@ def spans(connection: Connection, reading: Reading) -> list[Span]:
 
 
 def _all_consumers(connection: Connection, its: Tables) -> Iterator[str]:
-    """Each is a look into the index, however many keys there are."""
+    """All consumers, with one look into the index for each, however many keys there are."""
     column = its.message.c.consumer
     last = connection.execute(select(func.min(column))).scalar()
     while last is not None:
@@ -60,7 +60,7 @@ def _all_consumers(connection: Connection, its: Tables) -> Iterator[str]:
 def _divided(
     connection: Connection, consumer: str | None, column: ColumnElement[Any], where: Any, rows: int
 ) -> list[Span]:
-    """Walks through the index once, and fetches only the ends of the ranges."""
+    """The ranges. The database reads the index once, and only the ends of the ranges are fetched."""
     found, low = [], None
     while True:
         rest = select(column).where(where, true() if low is None else column >= low)
@@ -113,7 +113,7 @@ def _keys(reading: Reading, its: Tables, span: Span, consumer: str) -> Select[An
     found = select(c.key, c.accepted_at, c.claim, c.load).where(c.consumer == consumer, _within(c.key, span))
     if reading.since is None and reading.before is None:
         return found
-    # The time of a row of a load is in the ledger.
+    # Rows written in bulk have their time in the ledger.
     loads = select(entry.id).where(entry.consumer == consumer, _at(entry.committed_at, reading))
     return found.where(or_(_at(c.accepted_at, reading), c.load.in_(loads)))
 
@@ -144,7 +144,7 @@ def _with_load(consumer: str, row: Row[Any], loads: Loads, key: Sequence[str]) -
 
 
 def _parts(stored_key: str, names: Sequence[str]) -> dict[str, str]:
-    """The key's parts, which a key of several columns holds as a JSON array."""
+    """The key's parts; a key of several columns is a JSON array."""
     if len(names) < 2:
         return dict.fromkeys(names, stored_key)
     try:
@@ -165,7 +165,7 @@ def _arrow(rows: Sequence[Any], schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _valid(value: Any) -> Any:
-    """Bytes that are not UTF-8, which only others write, do not prevent reading the rest."""
+    """Only other programs write bytes that are not UTF-8; these must not prevent reading the rest."""
     if isinstance(value, str) and not value.isascii():
         return value.encode(errors="surrogateescape").decode(errors="replace")
     return value

@@ -55,11 +55,11 @@ class Task:
 
     def trusted(self, part: int) -> tuple[LedgerEntry, RowCounts] | None:
         """The partition's ledger row, if it is trusted without reading the partition."""
-        # Without the number of partitions, a partition of another plan could have the same number.
+        # If the number of partitions is unknown, a partition of another plan could have the same number.
         if self.settings.ledger != "trust" or self.parts == 0:
             return None
         entries = [each for each in self.done.items() if (each[0].part, each[0].parts) == (part, self.parts)]
-        # With two fingerprints the partition's rows differ between attempts, so its number proves nothing.
+        # Two fingerprints mean that its rows differ between attempts, so its number proves nothing.
         return entries[0] if len(entries) == 1 else None
 
 
@@ -85,7 +85,7 @@ def run_task(task: Task, part: int, batches: Iterable[pa.RecordBatch]) -> Done |
         return Done(part, believed[0].fingerprint, believed[1], replayed=True, transport="none")
     with Spool(task.settings.memory) as spool:
         fingerprint, dropped = read(task.settings, batches, spool)
-        # No entry either: one that counts no rows marks a transaction that was ended too early.
+        # No ledger entry either: an entry without rows marks a transaction that was ended too early.
         if spool.rows + dropped == 0:
             return None
         entry = task.entry(part, fingerprint.digest())
@@ -100,15 +100,15 @@ def run_task(task: Task, part: int, batches: Iterable[pa.RecordBatch]) -> Done |
 
 @cache
 def _leave_imports_out() -> None:
-    """Take what a worker has imported from its garbage collection, once: Spark collects between any two tasks
-    of a worker, and looking at these objects took it 50 ms each time."""
+    """Once for each worker, exclude its imports from garbage collection: Spark collects between any two tasks
+    of a worker, and these objects cost 50 ms each time."""
     gc.collect()
     gc.freeze()
 
 
 def recognise(task: Task, part: int, batches: Iterable[pa.RecordBatch]) -> Done | None:
-    """What an earlier submission has committed of this partition, recognised by its keys alone; without
-    counts if nothing; None if the partition has no rows."""
+    """Recognise by its keys alone what an earlier submission has committed of this partition; without counts
+    if nothing was committed. None if the partition has no rows."""
     fingerprint, dropped = read(task.settings, batches, None)
     counts = task.done.get(task.entry(part, fingerprint.digest()))
     if fingerprint.count + dropped == 0:
@@ -121,11 +121,11 @@ def recognise(task: Task, part: int, batches: Iterable[pa.RecordBatch]) -> Done 
 def read(
     settings: WriterSettings, batches: Iterable[pa.RecordBatch], spool: Spool | None
 ) -> tuple[Fingerprint, int]:
-    """Read all rows into the spool, with no connection open; return their fingerprint, and how many had no
+    """Read all rows into the spool, without an open connection; return their fingerprint, and how many had no
     key.
 
     Raises:
-        InvalidRow: a row's key is invalid, or there is none.
+        InvalidRow: a row's key is missing or invalid.
     """
     fingerprint, dropped = Fingerprint(), 0
     for batch in batches:
@@ -164,14 +164,15 @@ class _Partition:
         self._publishing = None if how is None else PartitionMessages(task.settings, how, entry)
 
     def commit(self) -> RowCounts:
-        """Commit it, or find in the ledger (without one: in the keys) that another attempt has."""
+        """Commit the partition, or find in the ledger (without a ledger: in the keys) another attempt's
+        commit."""
         return committed(self._engine, self._database, self._task.settings, self._write)
 
     def _write(self, connection: Connection) -> RowCounts:
         tables, settings = self._task.tables, self._task.settings
         load = None
         if settings.ledger != "off":
-            # First of all: another attempt waits for this one row, and then finds the counts.
+            # Before all else: another attempt waits for this row, and then finds the counts.
             row = self._entry.values() | ledger.columns(RowCounts())
             load = self._database.note(connection, tables, row)
             if load is None:
@@ -208,7 +209,7 @@ class _Partition:
             if first is not None:
                 results(connection, chain([first], rest))
                 check_open(connection)
-            for _ in rest:  # drain: these keys count as taken even if the callback did not read them
+            for _ in rest:  # these keys count as taken even if the callback did not read them
                 pass
         differing = taking.mismatches + self._spool.mismatches
         if differing.count and settings.mismatches == "error":
@@ -289,8 +290,8 @@ class _Taking:
                 yield kept.drop_columns([KEY])
 
     def _count(self, new: int, others: Counter[Owner]) -> None:
-        """Count the keys; those this job took before are not duplicates: they repeat within the job, or an
-        earlier attempt at this partition took them (without a ledger, only the keys show that)."""
+        """Count the keys. Keys that this job took before are not duplicates: they are repeated within the
+        job, or an earlier attempt at this partition took them (without a ledger, only the keys show that)."""
         claim = self._claim
         are_loads = any(isinstance(owner, int) for owner in others)
         parts = ledger.parts(self._connection, claim.tables, self._entry) if are_loads else {}

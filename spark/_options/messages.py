@@ -14,8 +14,8 @@ class PerRow:
 
     Args:
         topic: the messages' topic.
-        key: the column with a message's key, for the order of its messages; NULL is no key. None: the key of
-            the row, as the inbox stores it.
+        key: the column with a message's key, which keeps the order of messages; NULL is no key. None: the
+            row's key, as the inbox stores it.
         payload: a list of columns, which become a JSON object; or one column's name, whose text or bytes are
             the payload as they are. None: a JSON object of all columns.
     """

@@ -24,11 +24,11 @@ _CONNECTION = {
     "locktimeout": "lockTimeout",
     "inboxschema": "inboxSchema",
 }
-"""Options for the connection, by the names that the writer has for them."""
+"""Options for the connection, by the writer's names."""
 
 _OWN = ("read", "consumer", "key", "since", "before", "rowsperpartition", "pushdown")
 _UNUSED = {"table": "t", "key": "-", "consumer": "c"}
-"""What the writer's options require, and a read does not use."""
+"""Options that the writer requires and a read does not use."""
 
 COLUMNS = {
     "keys": "consumer string, key string, accepted_at timestamp, run string, batch bigint, part int",
@@ -51,11 +51,11 @@ class Reading:
     consumers: tuple[str, ...] | None
     """None stands for all of them."""
     key: tuple[str, ...]
-    """The columns into which keys are taken apart."""
+    """The columns into which keys are divided."""
     since: datetime | None
     before: datetime | None
     rows: int
-    """The most rows of a partition, as long as no others are added."""
+    """The most rows of a partition, if no rows are added meanwhile."""
     pushes: bool
     """Whether Spark's own filters are evaluated in the database."""
 

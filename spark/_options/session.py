@@ -60,7 +60,7 @@ def only(df: "DataFrame", names: Sequence[str]) -> "DataFrame":
 
 def classic_context(df: "DataFrame") -> Any:
     """The session's SparkContext; None with Spark Connect, and on clusters that give no access to it."""
-    # Also hasattr() would raise what such a cluster raises.
+    # Not hasattr(), which would raise the error of such a cluster.
     try:
         return df.sparkSession.sparkContext if hasattr(df, "_jdf") else None
     except Exception:  # noqa: BLE001 - each vendor raises errors of its own

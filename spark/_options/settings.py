@@ -29,14 +29,14 @@ LONGEST_RUN = 64
 """The longest run name, in bytes of UTF-8; a streaming query adds its own id."""
 
 _STAND_INS: dict[str, Any] = {"url": "postgresql://host/database", "table": "t", "key": "-", "consumer": "c"}
-"""Valid values of the required options; the key is no column of anybody's."""
+"""Valid values of the required options; nobody has a column with this name as a key."""
 
 _TOO_WEAK = ("NONE", "READ_UNCOMMITTED")
 
 
 @dataclass(frozen=True, slots=True)
 class Into:
-    """A target, and what goes into it."""
+    """A target, and the results that go into it."""
 
     table_schema: str | None
     table: str | None
@@ -53,7 +53,7 @@ class WriterSettings:
     key: tuple[str, ...]
     consumer: str
     results: Results
-    """What to do with new rows; of several targets, the first."""
+    """What to do with new rows; with several targets, for the first."""
     more: tuple["Into", ...]
     """The other targets."""
     inbox: Inbox
@@ -64,7 +64,7 @@ class WriterSettings:
     atomicity: Atomicity
     null_keys: NullKeys
     digest: tuple[str, ...]
-    """The columns whose content is compared; none if empty."""
+    """The columns whose content is compared; empty if none is."""
     mismatches: Mismatches
     batch_size: int
     num_partitions: int | None
@@ -172,7 +172,7 @@ def check_given(options: Mapping[str, Any]) -> None:
 
 
 def _targets(table: object, results: object) -> list[Into]:
-    """What goes where; `table` is the table of the target that names none."""
+    """The targets and their results; `table` is the table of a target that names none."""
     if not isinstance(results, list | tuple):
         only = _results(results)
         return [Into(*_table(getattr(only, "table", None) or table, only), only)]

@@ -15,8 +15,8 @@ def jdbc_or_sqlalchemy(url: object, user: object = None, password: object = None
     """The URL to connect to, with user and password from the options if they are given.
 
     Raises:
-        InvalidOption: not a URL of a supported database, or an unknown property. The message does not
-            contain the URL, which may hold a password.
+        InvalidOption: not a URL of a supported database, or an unknown property. The message does not contain
+            the URL, which may hold a password.
     """
     if not isinstance(url, str | URL) or not str(url):
         raise InvalidOption("url: expected something like jdbc:postgresql://host/database")
@@ -35,7 +35,7 @@ def jdbc_or_sqlalchemy(url: object, user: object = None, password: object = None
         raise InvalidOption(
             f"url: the driver {found.get_driver_name()!r} is not supported, only {', '.join(ours)}"
         )
-    # A password left in the query (libpq's form) would be visible wherever the URL is shown.
+    # A password left in the query, as libpq allows, would be visible wherever the URL is shown.
     user_there, password_there = found.query.get("user"), found.query.get("password")
     if isinstance(user_there, str):
         found = found.set(username=user_there)
