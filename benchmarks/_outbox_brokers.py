@@ -32,9 +32,10 @@ def kafka(lab: OutboxLab) -> Report:
     report = Report()
     with started(servers.find_kafka) as found, Topics(found.address) as topics:
         topics.make(TOPIC, _PARTITIONS)
+        bare = BareKafka(found.address)
         with closing(KafkaPublisher({"bootstrap.servers": found.address})) as publisher:
             for keys, target in _KAFKA.items():
-                _compare(lab, "Kafka", publisher, BareKafka(found.address), keys, target, report)
+                _compare(lab, "Kafka", publisher, bare, keys, target, report)
     return report
 
 

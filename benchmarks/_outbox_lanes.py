@@ -22,6 +22,7 @@ _RATE, _OTHERS = 20, 200
 """Messages a second of the healthy topic, and messages that wait for the other one."""
 _SLOW = 3.0
 """Seconds of a slow send."""
+_LIMIT = 60
 _VARIANTS = ("alone", "beside a slow topic", "beside a rejected topic")
 
 
@@ -32,6 +33,14 @@ class _Publisher:
         self.ages: list[float] = []
         self._is_slow = variant == "beside a slow topic"
         self._slow = slow
+
+    def wait(self, messages: int) -> None:
+        """Wait until this many messages have come to the healthy topic."""
+        end = time.monotonic() + _LIMIT
+        while len(self.ages) < messages:
+            if time.monotonic() > end:
+                raise TimeoutError(f"{len(self.ages)} of {messages} messages came in {_LIMIT} seconds")
+            time.sleep(0.01)
 
     def send(self, batch: Sequence[Envelope]) -> list[Outcome]:
         if batch[0].topic == "healthy":
@@ -84,9 +93,10 @@ def _latency(engine: Engine, variant: str, lab: OutboxLab) -> tuple[float, float
 
     publisher = _Publisher(variant, lab.lab.pause(_SLOW))
     with running(Relay(engine, publisher)):
-        pace(_RATE, round(lab.lab.pause(_RATE)), publish)  # connections are opened, and statements prepared
-        publisher.ages.clear()
-        pace(_RATE, round(_RATE * lab.sizes.seconds), publish)
-        time.sleep(lab.lab.pause(1.0))
+        # In the first ones connections are opened, and statements prepared.
+        for messages in round(lab.lab.pause(_RATE)), round(_RATE * lab.sizes.seconds):
+            publisher.ages.clear()
+            pace(_RATE, messages, publish)
+            publisher.wait(messages)
     milliseconds = [1_000 * each for each in publisher.ages]
     return median(milliseconds), quantiles(milliseconds, n=100)[98]
