@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 from sqlalchemy import insert
 
+from tests.support.on_servers import only_on
 from tests.support.spark.cluster import is_running, kill, parents
 from tests.support.spark_jobs.application import Application, JobFailed
 from tests.support.spark_jobs.faults import PATIENCE, Faults, Point, Visit
@@ -17,7 +18,7 @@ from tests.support.spark_jobs.payments import PAYMENT, Target, check_report, nam
 
 pytest_plugins = ["tests.support.spark.fixtures"]
 pytestmark = [
-    pytest.mark.parametrize("server", ["postgresql", "mariadb"], indirect=True, scope="session"),
+    only_on("postgresql", "mariadb"),
     pytest.mark.long(but_on="postgresql"),
 ]
 points = pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.on_servers import only_on
 from tests.support.spark.cluster import kill
 from tests.support.spark_jobs.application import Application, JobFailed
 from tests.support.spark_jobs.faults import Faults
@@ -12,7 +13,7 @@ from tests.support.spark_jobs.payments import Target, check_report, number
 
 pytest_plugins = ["tests.support.spark.fixtures"]
 pytestmark = [
-    pytest.mark.parametrize("server", ["postgresql", "mariadb"], indirect=True, scope="session"),
+    only_on("postgresql", "mariadb"),
     pytest.mark.long(but_on="postgresql"),
 ]
 

@@ -6,6 +6,7 @@ import pytest
 from sqlalchemy import text
 
 from tests.spark.test_failures import executor_of, finish_late
+from tests.support.on_servers import only_on
 from tests.support.spark.cluster import kill
 from tests.support.spark_jobs.application import Application, JobFailed
 from tests.support.spark_jobs.faults import Faults, Point
@@ -13,7 +14,7 @@ from tests.support.spark_jobs.payments import TABLE, Target, check_report, name
 
 pytest_plugins = ["tests.support.spark.fixtures"]
 pytestmark = [
-    pytest.mark.parametrize("server", ["postgresql", "mariadb"], indirect=True, scope="session"),
+    only_on("postgresql", "mariadb"),
     pytest.mark.long(but_on="postgresql"),
 ]
 ROWS, PARTITIONS = 2_000, 4

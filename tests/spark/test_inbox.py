@@ -20,6 +20,7 @@ from spark._executor.probe import unseen_rows
 from spark._executor.task import Done
 from spark._options.settings import WriterSettings
 from tests.support.database import Database
+from tests.support.on_servers import fully_on, only_on
 from tests.support.spark.writes import (
     CONSUMER,
     RESULT,
@@ -115,7 +116,7 @@ def test_a_key_is_in_flight_while_a_partition_is_open(migrated: Database, engine
     assert accept(engine, "a", "b") == [NEW, NEW]
 
 
-@pytest.mark.parametrize("commits", [True, False])
+@fully_on("postgresql", "commits", [True, False])
 def test_a_partition_waits_for_a_worker(
     migrated: Database, engine: Engine, monkeypatch: pytest.MonkeyPatch, *, commits: bool
 ) -> None:
@@ -145,7 +146,7 @@ def test_a_partition_waits_for_a_worker(
     assert written(engine) == [("a", 1), ("c", 3)] if commits else [("a", 1), ("b", 2), ("c", 3)]
 
 
-@pytest.mark.parametrize("overlap", [0, 1, 7, 2_500, 4_999, 5_000])
+@fully_on("postgresql", "overlap", [2_500, 0, 1, 7, 4_999, 5_000])
 def test_some_of_many_keys_are_taken(
     migrated: Database, engine: Engine, overlap: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,6 +165,7 @@ def test_some_of_many_keys_are_taken(
     assert written(engine) == [(key, 1 if key in old else 2) for key in sorted([*keys, *between])]
 
 
+@only_on("postgresql")
 def test_dense_keys_after_sparse_ones(
     migrated: Database, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,10 +256,9 @@ def test_tasks_take_turns_on_few_connections(migrated: Database, engine: Engine)
     assert most == 1
 
 
+@only_on("postgresql", "mariadb", "mysql")
 def test_each_consumer_has_connections_of_its_own(migrated: Database, engine: Engine) -> None:
     """A consumer that uses all its connections does not make another one wait."""
-    if migrated.name == "sqlite":
-        pytest.skip("it has one writer at a time, whatever that writes")
     inside, go_on = threading.Event(), threading.Event()
 
     def slow(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None:

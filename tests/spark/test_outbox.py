@@ -22,6 +22,7 @@ from tests.support.cases import case
 from tests.support.crash_worker import kill_at
 from tests.support.database import Database
 from tests.support.forked import run_forked
+from tests.support.on_servers import fully_on, only_on
 from tests.support.spark.writes import (
     RESULT,
     SCHEMA,
@@ -64,7 +65,7 @@ def relayed(database: Database) -> list[tuple[str | None, bytes]]:
     return sorted(recorder.sent, key=str)
 
 
-@pytest.mark.parametrize("ledger", ["verify", "trust", "off"])
+@fully_on("sqlite", "ledger", ["verify", "trust", "off"])
 def test_new_rows_are_told_once(migrated: Database, ledger: str) -> None:
     """Each new row's message is sent once, even if the job is repeated and another one has some of the same
     rows."""
@@ -78,6 +79,7 @@ def test_new_rows_are_told_once(migrated: Database, ledger: str) -> None:
     assert relayed(migrated) == sorted(expected, key=str)
 
 
+@only_on("sqlite")
 def test_a_partition_that_fails_says_nothing(migrated: Database) -> None:
     """When a function raises, the messages that it has published are rolled back with everything else."""
 
@@ -97,7 +99,7 @@ def objects(database: Database) -> list[tuple[str | None, Any]]:
     return sorted(((key, json.loads(payload)) for key, payload in relayed(database)), key=str)
 
 
-@pytest.mark.parametrize("ledger", ["verify", "off"])
+@fully_on("sqlite", "ledger", ["verify", "off"])
 def test_a_message_for_each_new_row(migrated: Database, ledger: str) -> None:
     """A message with the row's key and columns is sent once, however often the row is repeated."""
     engine = make_result(migrated)
@@ -166,7 +168,7 @@ def test_a_message_for_each_partition(migrated: Database) -> None:
             connection.execute(RESULT.delete())
 
 
-@pytest.mark.parametrize("how", [PerRow("billed"), PerPartition("loaded")], ids=["row", "partition"])
+@fully_on("sqlite", "how", {"row": PerRow("billed"), "partition": PerPartition("loaded")})
 def test_a_lost_answer_to_a_commit_publishes_once(migrated: Database, how: PerRow | PerPartition) -> None:
     """When the answer to a COMMIT is lost, the transaction is retried, and its messages are sent once."""
     make_result(migrated)
@@ -189,7 +191,7 @@ def test_a_lost_answer_to_a_commit_publishes_once(migrated: Database, how: PerRo
 
 
 @pytest.mark.quick("postgresql")
-@pytest.mark.parametrize("point", ["before commit", "after commit"])
+@fully_on("postgresql", "point", ["before commit", "after commit"])
 def test_a_killed_task_publishes_with_its_rows(migrated: Database, point: str) -> None:
     """After kill -9 just before or after the COMMIT, there are as many messages as rows; and again after
     another attempt."""
@@ -212,6 +214,7 @@ def die_publishing() -> None:
     attempt(task, 0, batch(*TEN))
 
 
+@only_on("sqlite")
 def test_messages_that_cannot_be_published(migrated: Database) -> None:
     """Columns that are missing or have the wrong type are rejected on the driver. A row without a payload
     raises an error, and so does a database without the outbox tables."""

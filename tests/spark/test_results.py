@@ -30,6 +30,7 @@ from spark.errors import ColumnMismatch
 from tests.support import accounts
 from tests.support.cases import case
 from tests.support.database import Database
+from tests.support.on_servers import only_on
 from tests.support.spark.writes import (
     RESULT,
     SCHEMA,
@@ -130,6 +131,7 @@ def test_upsert_of_equal_versions_keeps_one_whole_row(migrated: Database, engine
     assert price(engine) in ([(1, 10)], [(1, 20)])
 
 
+@only_on("sqlite")
 def test_upsert_takes_each_version_once(migrated: Database, engine: Engine) -> None:
     """If the key is the item with its version, a newer version in a later run updates the row, and a repeated
     version changes nothing."""
@@ -141,6 +143,7 @@ def test_upsert_takes_each_version_once(migrated: Database, engine: Engine) -> N
     assert price(engine) == [(3, 30)]
 
 
+@only_on("sqlite")
 def test_upsert_sees_each_event_once(migrated: Database, engine: Engine) -> None:
     """An event that is repeated with a higher version is a duplicate, and changes nothing."""
     write(migrated, [prices(("a", 1, 10))], table="price", key="event", results=NEWEST)
@@ -223,6 +226,7 @@ def test_statements_run_in_order_and_as_they_are(migrated: Database, engine: Eng
     assert ("all", 20_000) in written(engine)
 
 
+@only_on("sqlite")
 def test_a_statement_that_fails_leaves_nothing(migrated: Database, engine: Engine) -> None:
     """When a statement fails, the work of the statements before it and the keys are rolled back."""
     results = Statements(
@@ -233,6 +237,7 @@ def test_a_statement_that_fails_leaves_nothing(migrated: Database, engine: Engin
     assert (written(engine), taken(engine)) == ([], [])
 
 
+@only_on("sqlite")
 def test_a_function_sees_all_new_rows_once(migrated: Database, engine: Engine) -> None:
     """The function is called once in each partition's transaction, with the new rows, and not at all if there
     are none."""
@@ -250,6 +255,7 @@ def test_a_function_sees_all_new_rows_once(migrated: Database, engine: Engine) -
     assert accounts.total(engine) == 4
 
 
+@only_on("sqlite")
 def test_the_first_row_of_a_key_is_the_one(migrated: Database, engine: Engine) -> None:
     """If several rows of a partition have the same key, the first one is applied."""
     write(migrated, [batch(("b", 1), ("a", 2)), batch(("a", 3), ("b", 4), ("c", 5))])
@@ -328,6 +334,7 @@ def test_a_value_that_the_table_refuses_leaves_nothing(migrated: Database, engin
     assert price(engine) == [(1, 1)]
 
 
+@only_on("postgresql")
 def test_everything_a_task_is_told_can_be_sent(migrated: Database) -> None:
     """A task's settings survive pickling: results and password arrive on an executor unchanged."""
     make_result(migrated)

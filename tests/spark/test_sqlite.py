@@ -12,10 +12,11 @@ from spark import Upsert
 from spark._executor.task import run_task
 from spark.errors import ColumnMismatch
 from tests.support.database import Database
+from tests.support.on_servers import only_on
 from tests.support.spark.writes import batch, counts, make_result, prepared, write, written
 from tests.support.together import Task, together
 
-pytestmark = pytest.mark.parametrize("server", ["sqlite"], indirect=True, scope="session")
+pytestmark = only_on("sqlite")
 
 
 @pytest.fixture(params=["delete", "wal"])
@@ -59,13 +60,6 @@ def test_a_job_waits_for_another_writer(migrated: Database, engine: Engine) -> N
 
 def _attempt(task: Any) -> Any:
     return run_task(task, 0, [batch(("b", 1))])
-
-
-@pytest.mark.parametrize("level", ["READ_COMMITTED", "REPEATABLE_READ", "SERIALIZABLE"])
-def test_every_isolation_level(migrated: Database, engine: Engine, level: str) -> None:
-    """Every isolation level is accepted: SQLite only has the strictest."""
-    assert counts(write(migrated, [batch(("a", 1))], isolation_level=level)) == {"new": 1}
-    assert written(engine) == [("a", 1)]
 
 
 def test_a_decimal_is_no_version(migrated: Database, engine: Engine) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.on_servers import only_on
 from tests.support.spark.cluster import SparkCluster, kill
 from tests.support.spark_jobs.application import Application, Job
 from tests.support.spark_jobs.faults import Faults, Point
@@ -14,7 +15,7 @@ from tests.support.spark_jobs.payments import Target, write_file
 
 pytest_plugins = ["tests.support.spark.fixtures"]
 pytestmark = [
-    pytest.mark.parametrize("server", ["postgresql", "mariadb"], indirect=True, scope="session"),
+    only_on("postgresql", "mariadb"),
     pytest.mark.long(but_on="postgresql"),
 ]
 sinks = pytest.mark.parametrize("sink", ["foreach_batch", "inbox"])

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +15,7 @@ from inbox import Inbox, Verdict, migration
 from inbox.schema import tables
 from spark._executor.task import Done
 from tests.support.database import Database
+from tests.support.on_servers import fully_on, only_on
 from tests.support.spark.writes import (
     CONSUMER,
     attempt,
@@ -28,6 +30,7 @@ from tests.support.spark.writes import (
 from tests.support.together import together
 
 LEVELS = ["READ_COMMITTED", "REPEATABLE_READ", "SERIALIZABLE"]
+COPIED = [*product(["verify", "off"], LEVELS)]
 
 
 @pytest.fixture
@@ -50,17 +53,16 @@ def test_the_isolation_level_is_the_one_asked_for(migrated: Database, engine: En
     def look(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None:
         seen.append(connection.get_isolation_level())
 
-    write(migrated, [batch(("a", 1))], isolation_level=level, results=look)
+    assert write(migrated, [batch(("a", 1))], isolation_level=level, results=look).new == 1
     assert seen == ["SERIALIZABLE" if migrated.name == "sqlite" else level.replace("_", " ")]
 
 
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("ledger", ["verify", "off"])
-def test_copies_at_every_isolation_level(migrated: Database, engine: Engine, level: str, ledger: str) -> None:
+@fully_on(
+    "postgresql", "ledger, level", product(["verify", "off"], LEVELS), first=4, others=["mysql", "mariadb"]
+)
+def test_copies_at_every_isolation_level(migrated: Database, engine: Engine, ledger: str, level: str) -> None:
     """Three copies of each of two tasks with overlapping keys run at the same time, at every isolation level.
     There is no error, all copies of a task report the same counts, and nothing is applied twice."""
-    if migrated.name == "sqlite" and level != "SERIALIZABLE":
-        pytest.skip("it has one level")
     rows = [batch(*((f"k{number}", number) for number in range(start, start + 60))) for start in (0, 30)]
     task = prepared(migrated, 2, run="r", ledger=ledger, isolation_level=level, lock_timeout=5)
 
@@ -80,11 +82,10 @@ def test_copies_at_every_isolation_level(migrated: Database, engine: Engine, lev
     assert len(written(engine)) == len(taken(engine)) == 90
 
 
+@only_on("postgresql", "mariadb", "mysql")
 def test_a_statement_that_takes_too_long(migrated: Database, engine: Engine) -> None:
     """With `query_timeout` the server cancels a slow statement. The task fails immediately, and writes
     nothing."""
-    if migrated.name == "sqlite":
-        pytest.skip("it has no clock for statements")
     slow = {"postgresql": "SELECT pg_sleep(20)"}.get(
         migrated.name,
         "SELECT count(*) FROM information_schema.columns a, information_schema.columns b WHERE SLEEP(20) = 0",
@@ -160,7 +161,7 @@ def test_tables_in_schemas(postgres: Database) -> None:
     assert rows_in(engine, tables().ledger) == 0
 
 
-@pytest.mark.parametrize("batch_size", [1, 7, 100_000])
+@fully_on("sqlite", "batch_size", [7, 1, 100_000])
 def test_rows_are_sent_in_pieces(migrated: Database, engine: Engine, batch_size: int) -> None:
     """All rows arrive, whatever the batch size is."""
     rows = [(f"k{number:03d}", number) for number in range(100)]
@@ -168,10 +169,9 @@ def test_rows_are_sent_in_pieces(migrated: Database, engine: Engine, batch_size:
     assert written(engine) == rows
 
 
+@only_on("postgresql", "mariadb", "mysql")
 def test_a_login_that_is_refused(migrated: Database) -> None:
     """The first rejected login ends a task, and the start of a job: later ones would be rejected, too."""
-    if migrated.name == "sqlite":
-        pytest.skip("a file has no logins")
     make_result(migrated)
     url = migrated.url.set(username="unknown_role")
     task = prepared(migrated)
