@@ -6,7 +6,7 @@ import re
 import signal
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
 
 import psycopg
 import pytest
@@ -17,15 +17,15 @@ from sqlalchemy.exc import DBAPIError
 from examples.embedded_postgres import EmbeddedPostgres
 from inbox._status_mode.stores import Store
 from tests import servers
-from tests.servers import Missing, Pooler, RedisServer, Server, rabbitmq
+from tests.servers import Missing, Server, rabbitmq
 from tests.servers.redis import LocalRedis, program
 from tests.support.database import Database, make_tables
+from tests.support.present import present
 from tests.support.status_mode import stores as status_stores
 from tests.support.status_mode.stores import Place
 
 from .support import forked
 
-T = TypeVar("T")
 GROUPS = {
     "spark cluster": ("spark/test_failures", "spark/test_streaming"),
     "kafka": (
@@ -252,7 +252,7 @@ def postgres() -> Iterator[Database]:
 @pytest.fixture
 def pooled(postgres: Database) -> Iterator[Database]:
     """The same database behind PgBouncer in transaction mode, without psycopg's prepared statements."""
-    pooler: Pooler = _present("pgbouncer", servers.find_pooler())
+    pooler = present("pgbouncer", servers.find_pooler())
     database = Database(postgres.server, pooler.before(postgres.url), prepare_threshold=None)
     yield database
     database.dispose()
@@ -269,9 +269,9 @@ def private_postgres() -> Iterator[EmbeddedPostgres]:
 @pytest.fixture
 def private_redis() -> Iterator[LocalRedis]:
     """A Redis that the test may crash; it forgets nothing that it has answered."""
-    server = LocalRedis(_present("redis", program()))
+    server = LocalRedis(present("redis", program()))
     yield server
-    server.close()
+    server.stop()
 
 
 @pytest.fixture(params=status_stores.NAMES)
@@ -290,19 +290,11 @@ def store(place: Place) -> Iterator[Store]:
 
 
 def _server(name: str) -> Server:
-    return _present(name, servers.find(name))
-
-
-def _present(name: str, found: T | Missing) -> T:
-    if not isinstance(found, Missing):
-        return found
-    if servers.is_required(name):
-        pytest.fail(f"{name} is required: {found.reason}")
-    pytest.skip(f"{name}: {found.reason}")
+    return present(name, servers.find(name))
 
 
 def _redis_place() -> Place:
-    server: RedisServer = _present("redis", servers.find_redis())
+    server = present("redis", servers.find_redis())
     return Place("redis", server.url, status_stores.new_prefix())
 
 

@@ -50,7 +50,7 @@ def _own_rabbit() -> Iterator[Brokered]:
     try:
         yield _over_rabbit(server.url, server.restart)
     finally:
-        server.close()
+        server.stop()
 
 
 @contextmanager
@@ -61,7 +61,7 @@ def _own_kafka() -> Iterator[Brokered]:
     try:
         yield _over_kafka(server.address, server.restart)
     finally:
-        server.close()
+        server.stop()
 
 
 @contextmanager
@@ -73,7 +73,7 @@ def _own_rocket() -> Iterator[Brokered]:
     try:
         yield Brokered("RocketMQ", Rocket(server.address, server.broker), server.restart)
     finally:
-        server.close()
+        server.stop()
 
 
 def _installed(found: T | Missing) -> T:

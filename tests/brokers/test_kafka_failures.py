@@ -35,7 +35,7 @@ def test_the_broker_is_away_when_a_relay_starts(private_kafka: LocalKafka) -> No
     accepted."""
     with Topics(private_kafka.address) as topics:
         topic = topics.new()
-        private_kafka.crash()
+        private_kafka.kill()
         sender = publisher(private_kafka.address, 2)
         sender.check(30)
         for value in "ab":

@@ -58,7 +58,7 @@ def test_one_of_two_partitions(topics: Topics, second_broker: LocalKafka) -> Non
     topic, sender = topics.new_on(1, 2), sender_to(topics)
     first, batch = batch_of(topic), batch_of(topic)
     assert set(published(sender, first)) == {Accepted()}
-    second_broker.crash()
+    second_broker.kill()
     try:
         wait_until(lambda: topics.leaders(topic)[1] == -1)
         begun = time.monotonic()
@@ -100,7 +100,7 @@ def test_too_few_replicas(topics: Topics, second_broker: LocalKafka) -> None:
     """While the leader rejects requests, nothing is accepted. Afterwards each key continues in order."""
     sender, relaying = sender_to(topics), Relaying(topics.new_on((1, 2), min_insync_replicas="2"), keys=4)
     wait_until(lambda: set(kinds(relaying.turn(sender))) == {Accepted})
-    second_broker.crash()
+    second_broker.kill()
     try:
         wait_until(lambda: "NOT_ENOUGH_REPLICAS:" in str(relaying.turn(sender)))
         assert Accepted not in kinds(relaying.turn(sender))
@@ -122,7 +122,7 @@ def test_a_topic_beside_one_without_a_leader(topics: Topics, second_broker: Loca
             others.extend(published(sender, batch_of(bad)))
 
     failing = threading.Thread(target=fail)
-    second_broker.crash()
+    second_broker.kill()
     failing.start()
     try:
         took = []
@@ -162,7 +162,7 @@ def test_a_relay_beside_a_topic_without_a_leader(
         publish(bad)
         publish(good)
         wait_until(lambda: count(engine, TABLES.message) == 0)
-        second_broker.crash()
+        second_broker.kill()
         try:
             for _ in range(4):
                 publish(bad)

@@ -20,7 +20,7 @@ from inbox.errors import InvalidOption
 from inbox.rabbitmq import AsyncRabbitConsumer, RabbitConsumer
 from outbox import Accepted, Envelope, Outbox, Relay
 from outbox.rabbitmq import RabbitPublisher
-from tests.servers.rabbitmq import RabbitServer
+from tests.servers import Service
 from tests.support import accounts
 from tests.support.answers import published
 from tests.support.brokers.rabbit_consumers import Counted, bookkeeping, consuming, consuming_async
@@ -226,7 +226,7 @@ def test_the_queue_can_be_declared(queues: Queues) -> None:
         wait_until(lambda: len(seen) == 2)
 
 
-def test_nobody_there(rabbitmq: RabbitServer) -> None:
+def test_nobody_there(rabbitmq: Service) -> None:
     """A wrong address, a wrong password and a missing virtual host each raise one error that names the
     address, but not the password."""
     place, port = urlsplit(rabbitmq.url), free_port()

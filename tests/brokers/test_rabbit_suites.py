@@ -2,26 +2,22 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import URL
 
 from examples.embedded_postgres import free_port
 from inbox import Delivery
 from inbox._consuming.rabbitmq.delivery import delivery_of
 from inbox.rabbitmq import AsyncRabbitConsumer, RabbitConsumer
-from inbox.testing import ConsumerSuite
-from outbox import Accepted, Envelope
+from outbox import Envelope
 from outbox.rabbitmq import AsyncRabbitPublisher, RabbitPublisher
 from outbox.testing import PublisherSuite
 from tests.servers.rabbitmq import LocalRabbit
-from tests.support.answers import published
 from tests.support.brokers.rabbit_queues import Queues
 from tests.support.brokers.rabbit_wire import put, sized, table, text
-from tests.support.database import Database
+from tests.support.brokers.suite_classes import OnLocalServer, PostgresConsumerSuite
 
 pytest_plugins = ["tests.support.brokers.rabbit_fixtures"]
 
@@ -29,8 +25,10 @@ SETTLED = 3.0
 """Seconds after which a server that crashes still has a queue that it had just made."""
 
 
-class RabbitServer:
-    """The server, and the methods with which the suites control it."""
+class OnRabbitMQ(OnLocalServer):
+    """A server, and queues of the test's own."""
+
+    server: LocalRabbit
 
     @pytest.fixture(autouse=True)
     def _server(self, private_rabbitmq: LocalRabbit) -> Iterator[None]:
@@ -42,21 +40,12 @@ class RabbitServer:
         self.made = time.monotonic()
         return self.queues.new()
 
-    def freeze(self) -> None:
-        self.server.freeze()
-
-    def thaw(self) -> None:
-        self.server.thaw()
-
     def kill(self) -> None:
         time.sleep(max(0.0, self.made + SETTLED - time.monotonic()))
-        self.server.kill()
-
-    def start(self) -> None:
-        self.server.start()
+        super().kill()
 
 
-class TestRabbitPublisher(RabbitServer, PublisherSuite):
+class TestRabbitPublisher(OnRabbitMQ, PublisherSuite):
     """The synchronous publisher."""
 
     kills = 1  # each takes seconds
@@ -89,16 +78,12 @@ class TestAsyncRabbitPublisher(TestRabbitPublisher):
         return AsyncRabbitPublisher(f"amqp://me:{self.secret}@127.0.0.1:{free_port()}/", timeout=2)
 
 
-class TestRabbitConsumer(RabbitServer, ConsumerSuite):
+class TestRabbitConsumer(OnRabbitMQ, PostgresConsumerSuite):
     """The synchronous consumer."""
 
     @pytest.fixture(autouse=True)
-    def _database(self, postgres: Database) -> None:
-        self.postgres = postgres
+    def _no_dead_letters(self) -> None:
         self.dead = list[tuple[Delivery, str]]()
-
-    def database(self, folder: Path) -> URL:
-        return self.postgres.url
 
     def address(self) -> str:
         return self.server.url
@@ -113,10 +98,8 @@ class TestRabbitConsumer(RabbitServer, ConsumerSuite):
     def consumer(address: str, topic: str, handler: Any, **options: Any) -> Any:
         return RabbitConsumer(address, topic, handler, **options)
 
-    def put(self, topic: str, messages: Sequence[Envelope]) -> None:
-        publisher = RabbitPublisher(self.server.url)
-        self.wait_until(lambda: published(publisher, messages) == [Accepted()] * len(messages))
-        publisher.close()
+    def sender(self) -> RabbitPublisher:
+        return RabbitPublisher(self.server.url)
 
     def dead_letters(self, topic: str) -> list[tuple[Delivery, str]]:
         found = self.queues.take(f"{topic}.dead") if self.queues.count(f"{topic}.dead") else []

@@ -15,10 +15,13 @@ from tests.servers.redis import LocalRedis
 from tests.support.answers import published
 from tests.support.brokers.redis_consumer import RedisStreamsConsumer
 from tests.support.brokers.redis_streams import LARGEST, RedisStreamsPublisher, client_of, delivery_of
+from tests.support.brokers.suite_classes import OnLocalServer
 
 
-class RedisServer:
-    """The server, and the methods with which the suites control it."""
+class OnRedis(OnLocalServer):
+    """A server, and a client of it."""
+
+    server: LocalRedis
 
     @pytest.fixture(autouse=True)
     def _server(self, private_redis: LocalRedis) -> Iterator[None]:
@@ -34,20 +37,8 @@ class RedisServer:
         self.client.xgroup_create(name, "made", mkstream=True)
         return name
 
-    def freeze(self) -> None:
-        self.server.freeze()
 
-    def thaw(self) -> None:
-        self.server.thaw()
-
-    def kill(self) -> None:
-        self.server.kill()
-
-    def start(self) -> None:
-        self.server.start()
-
-
-class TestRedisStreamsPublisher(RedisServer, PublisherSuite):
+class TestRedisStreamsPublisher(OnRedis, PublisherSuite):
     """The reader's publisher."""
 
     kind: type[RedisStreamsPublisher] = RedisStreamsPublisher
@@ -69,7 +60,7 @@ class TestRedisStreamsPublisher(RedisServer, PublisherSuite):
 
 
 @pytest.mark.long
-class TestRedisStreamsConsumer(RedisServer, ConsumerSuite):
+class TestRedisStreamsConsumer(OnRedis, ConsumerSuite):
     """The reader's consumer, on SQLite."""
 
     redelivered_after = 2.2

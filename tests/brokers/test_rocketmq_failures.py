@@ -11,6 +11,7 @@ import pytest
 from examples.embedded_postgres import free_port
 from outbox import Accepted, Unavailable, Unknown
 from outbox.rocketmq import RocketMQPublisher
+from tests.servers.rocketmq import LocalRocket
 from tests.support.answers import published
 from tests.support.brokers.rocketmq_proxy import RocketProxy
 from tests.support.brokers.rocketmq_topics import Topics, envelope
@@ -127,3 +128,30 @@ def test_an_answer_that_does_not_come(rocketmq: Topics, proxy: RocketProxy) -> N
         wait_until(lambda: published(publisher, [message]) == [Accepted()])
     assert [each.body for each in rocketmq.stored(topic)] == [HERE] * 2
     assert proxy.opened > 1
+
+
+def test_a_server_that_hangs(private_rocketmq: LocalRocket) -> None:
+    """If the server hangs, a send sends nothing; if it starts to hang during a send, that send still ends
+    within its time limit. Both continue when the server does."""
+    with (
+        Topics(private_rocketmq.address, private_rocketmq.broker) as topics,
+        closing(RocketMQPublisher(f"rocketmq://{private_rocketmq.address}", timeout=TIMEOUT)) as publisher,
+    ):
+        topic = topics.new("FIFO")
+        answers = publisher.send([envelope(topic, f"{number}", "k") for number in range(10_000)])
+        assert next(answers) == (0, Accepted())
+        private_rocketmq.freeze()
+        try:
+            kinds = [type(outcome) for _, outcome in answers]
+            begun = [kind for kind in kinds if kind is not Accepted]
+            assert begun[0] is Unknown
+            assert set(begun[1:]) == {Unavailable}
+            (outcome,) = published(publisher, [envelope(topic, "hanging", "k")])
+            assert isinstance(outcome, Unavailable)
+        finally:
+            private_rocketmq.thaw()
+        taken = 1 + kinds.count(Accepted)
+        wait_until(lambda: published(publisher, [envelope(topic, "last", "k")]) == [Accepted()])
+        bodies = [each.body for each in topics.stored(topic)]
+    assert bodies[:taken] == [b"%d" % number for number in range(taken)]
+    assert set(bodies[taken:]) <= {b"%d" % taken, b"last"}

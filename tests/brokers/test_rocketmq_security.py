@@ -12,11 +12,14 @@ from inbox.rocketmq import RocketMQConsumer
 from outbox import Accepted, Unavailable
 from outbox.errors import UnsafeBroker
 from outbox.rocketmq import RocketMQPublisher
-from tests.servers import Missing
 from tests.servers.rocketmq import LocalRocket, program
 from tests.support.answers import published
 from tests.support.brokers.rocketmq_consumers import consuming, send
 from tests.support.brokers.rocketmq_topics import Topics, envelope
+from tests.support.cli import line
+from tests.support.database import Database
+from tests.support.outbox_publishers import publish
+from tests.support.present import present
 from tests.support.processes import wait_until
 from tests.support.program import run
 
@@ -39,12 +42,29 @@ consumer.run()
 @pytest.fixture
 def guarded() -> Iterator[LocalRocket]:
     """A server that requires a login."""
-    found = program()
-    if isinstance(found, Missing):
-        pytest.skip(f"rocketmq: {found.reason}")
-    server = LocalRocket(found, ("me", "s3cr3t"))
+    server = LocalRocket(present("rocketmq", program()), ("me", "s3cr3t"))
     yield server
-    server.close()
+    server.stop()
+
+
+def roots(server: LocalRocket, *, is_trusted: bool) -> list[str]:
+    """What goes before a command, so that gRPC trusts the server's certificate."""
+    return ["env", *([f"GRPC_DEFAULT_SSL_ROOTS_FILE_PATH={server.certificate}"] if is_trusted else [])]
+
+
+@pytest.mark.parametrize("is_trusted", [True, False])
+def test_a_publisher_with_tls(private_rocketmq: LocalRocket, postgres: Database, is_trusted: bool) -> None:
+    """With rocketmqs:// messages are sent encrypted, and only to a server whose certificate can be
+    verified."""
+    with Topics(private_rocketmq.address, private_rocketmq.broker) as topics:
+        topic = topics.new()
+        publish(postgres.engine(), "a1", topic=topic)
+        options = ("--to", f"rocketmqs://{topics.address}", "--timeout", "60s" if is_trusted else "5s")
+        command = line("outbox", "drain", *options, url=postgres.url)
+        done = run([*roots(private_rocketmq, is_trusted=is_trusted), *command])
+        assert done.returncode == (0 if is_trusted else 4)
+        assert ("CERTIFICATE_VERIFY_FAILED" in done.stderr) is not is_trusted
+        assert len(topics.stored(topic)) == is_trusted
 
 
 @pytest.mark.long(but_on="True")
@@ -52,12 +72,12 @@ def guarded() -> Iterator[LocalRocket]:
 def test_a_consumer_with_tls(private_rocketmq: LocalRocket, is_trusted: bool) -> None:
     """With rocketmqs:// messages are received encrypted, and only from a server whose certificate can be
     verified."""
-    roots = [f"GRPC_DEFAULT_SSL_ROOTS_FILE_PATH={private_rocketmq.certificate}"] if is_trusted else []
     with Topics(private_rocketmq.address, private_rocketmq.broker) as topics:
         topic, group = topics.new(), topics.group()
         send(topics.address, [envelope(topic, "a1")])
         url = f"rocketmqs://{topics.address}"
-        done = run(["env", *roots, sys.executable, "-c", CONSUMER, url, topic, group])
+        command = [sys.executable, "-c", CONSUMER, url, topic, group]
+        done = run([*roots(private_rocketmq, is_trusted=is_trusted), *command])
     assert (done.returncode, done.stdout) == ((0, "a1\n") if is_trusted else (1, ""))
     assert ("CERTIFICATE_VERIFY_FAILED" in done.stderr) is not is_trusted
 

@@ -13,11 +13,12 @@ from sqlalchemy.orm import sessionmaker
 from inbox import Action, AsyncInbox, AsyncStatusInbox, Inbox, SqlStore, StatusInbox, Verdict
 from inbox.schema import metadata, tables
 from outbox import AsyncRelay, Relay
-from tests.servers import Missing, mariadb
-from tests.servers.mysql_like import SETTINGS, LocalServer
+from tests.servers import mariadb
+from tests.servers.mysql_like import SETTINGS, LocalMySQL
 from tests.support import accounts
 from tests.support.database import Database, make_tables
 from tests.support.outbox_publishers import AsyncRecorder, Recorder
+from tests.support.present import present
 from tests.support.replication import Primary
 
 pytestmark = pytest.mark.mysql
@@ -63,17 +64,16 @@ def test_postgresql(setting: str) -> None:
 
 
 @pytest.fixture
-def private_mariadb() -> Iterator[LocalServer]:
+def private_mariadb() -> Iterator[LocalMySQL]:
     """A MariaDB that the test can crash, and that writes its log to disk only when it has to."""
-    found = mariadb.program()
-    if isinstance(found, Missing):
-        pytest.skip(f"mariadb: {found.reason}")
-    server = LocalServer(*found, [*SETTINGS, "--innodb-flush-log-at-timeout=2700"])
+    server = LocalMySQL(
+        *present("mariadb", mariadb.program()), [*SETTINGS, "--innodb-flush-log-at-timeout=2700"]
+    )
     yield server
-    server.close()
+    server.stop()
 
 
-def test_mariadb(private_mariadb: LocalServer) -> None:
+def test_mariadb(private_mariadb: LocalMySQL) -> None:
     """After kill -9 of MariaDB everything is there, unless innodb_flush_log_at_trx_commit is 0. With 2 the
     log is in the operating system's memory, which outlives the process; this test cannot show a crash of the
     machine."""

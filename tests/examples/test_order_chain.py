@@ -35,8 +35,9 @@ from inbox.schema import tables
 from outbox import DirectDelivery, Relay
 from outbox.schema import tables as outbox_tables
 from tests.examples.test_demo import table, until
+from tests.servers import Service
 from tests.servers.kafka import LocalKafka
-from tests.servers.rabbitmq import LocalRabbit, RabbitServer
+from tests.servers.rabbitmq import LocalRabbit
 from tests.support.database import Database
 from tests.support.program import ROOT, command, complaints, run
 from tests.support.relay import order_chain_crash
@@ -193,7 +194,7 @@ def test_a_plan_is_the_same_each_time() -> None:
     assert Counter(PLAN.statuses.values()) == {"confirmed": 10, "refused": 2}
 
 
-def test_it_runs_as_a_program(postgres: Database, rabbitmq: RabbitServer) -> None:
+def test_it_runs_as_a_program(postgres: Database, rabbitmq: Service) -> None:
     """The program prints a table for both transports, says that all promises were kept, and leaves nothing
     behind."""
     arguments = ["--orders", "10", "--kills", "4", "--broker", rabbitmq.url]

@@ -40,7 +40,7 @@ class Crashes:
 
     def __call__(self) -> None:
         self.end()
-        self._kafka.crash()
+        self._kafka.kill()
         self._start = Task(self._kafka.start)
 
     def end(self) -> None:

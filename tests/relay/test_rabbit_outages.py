@@ -107,7 +107,7 @@ def cluster(private_rabbitmq: LocalRabbit) -> Iterator[list[LocalRabbit]]:
     with ExitStack() as stack:
         others = [LocalRabbit(joins=private_rabbitmq) for _ in range(2)]
         for other in others:
-            stack.callback(other.close)
+            stack.callback(other.stop)
         yield [private_rabbitmq, *others]
 
 

@@ -45,7 +45,7 @@ class Faults:
     def kill(self) -> None:
         """Kill RocketMQ with kill -9."""
         self.end()
-        self._server.crash()
+        self._server.kill()
         self._recovery = Task(self._server.start)
 
     def freeze(self) -> None:

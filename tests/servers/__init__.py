@@ -18,16 +18,15 @@ from tests.servers.catalogue import (
     stop_brokers,
 )
 from tests.servers.pgbouncer import Pooler
-from tests.servers.redis import RedisServer
-from tests.servers.server import Missing, Server
+from tests.servers.server import Missing, Server, Service
 
 __all__ = [
     "ASYNC_DRIVERS",
     "NAMES",
     "Missing",
     "Pooler",
-    "RedisServer",
     "Server",
+    "Service",
     "find",
     "find_kafka",
     "find_pooler",

@@ -9,10 +9,8 @@ from typing import TypeVar
 from tests.servers import kafka, mariadb, mysql, pgbouncer, postgresql, rabbitmq, redis, rocketmq, sqlite
 from tests.servers.kafka import KafkaServer
 from tests.servers.pgbouncer import Pooler
-from tests.servers.rabbitmq import RabbitServer
-from tests.servers.redis import RedisServer
 from tests.servers.rocketmq import RocketServer
-from tests.servers.server import Missing, Server
+from tests.servers.server import Missing, Server, Service
 
 FINDERS = {
     "postgresql": postgresql.find,
@@ -30,7 +28,7 @@ ASYNC_DRIVERS = {
 OTHERS = ("kafka", "pgbouncer", "rabbitmq", "redis", "rocketmq", "spark")
 """What else can be required: they are no SQL databases, and have fixtures of their own."""
 
-S = TypeVar("S", Server, RedisServer, KafkaServer, RabbitServer, RocketServer, Pooler)
+S = TypeVar("S", Server, Service, KafkaServer, RocketServer, Pooler)
 _stops: list[Callable[[], None]] = []
 _broker_stops: list[Callable[[], None]] = []
 
@@ -42,7 +40,7 @@ def find(name: str) -> Server | Missing:
 
 
 @cache
-def find_redis() -> RedisServer | Missing:
+def find_redis() -> Service | Missing:
     """Redis, started if necessary, or the reason why there is none."""
     return _kept(redis.find())
 
@@ -54,7 +52,7 @@ def find_kafka() -> KafkaServer | Missing:
 
 
 @cache
-def find_rabbit() -> RabbitServer | Missing:
+def find_rabbit() -> Service | Missing:
     """RabbitMQ, started if necessary, or the reason why there is none."""
     return _kept(rabbitmq.find(), _broker_stops)
 

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import URL, create_engine
 
@@ -16,6 +16,7 @@ from tests.servers.server import Missing
 if TYPE_CHECKING:  # at run time imported where an engine answers
     from testcontainers.core.container import DockerContainer
 
+S = TypeVar("S")
 ANSWERS = "INBOX_OUTBOX_TEST_DOCKER"
 """Whether an engine answers: "yes" or nothing. Processes that share the tests have it from the one that
 started them."""
@@ -48,10 +49,18 @@ class Image:
     """Anything else that Docker is told."""
 
 
-def start(image: Image) -> tuple["DockerContainer", URL] | Missing:
-    """Start a container and wait until it answers; return it with its address, or Missing without an engine
-    or the image."""
-    if not _engine_answers():
+def server(image: Image, make: Callable[[URL, str, Callable[[], None]], S]) -> S | Missing:
+    """Start a container and wait until it answers; Missing without an engine or the image. `make` is given
+    the address, where it comes from, and what stops it."""
+    started = _start(image)
+    if isinstance(started, Missing):
+        return started
+    container, url = started
+    return make(url, "docker", container.stop)
+
+
+def _start(image: Image) -> tuple["DockerContainer", URL] | Missing:
+    if not engine_answers():
         return Missing("no Docker engine answers")
     from docker.errors import DockerException  # type: ignore[import-untyped]
     from testcontainers.core.container import DockerContainer
@@ -94,7 +103,8 @@ def _wait_until_it_answers(connect: Callable[[URL], object], url: URL, timeout: 
 _asking = threading.Lock()
 
 
-def _engine_answers() -> bool:
+def engine_answers() -> bool:
+    """Whether containers can be started here."""
     with _asking:
         if ANSWERS not in os.environ:
             # In a process of its own, because the library leaves its socket open when nothing answers.

@@ -2,18 +2,19 @@
 
 import os
 import shutil
-import signal
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from uuid import uuid4
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
-from sqlalchemy import URL
+from sqlalchemy import URL, make_url
 
-from examples.embedded_postgres import ServerProcess, free_port, private_folder, run
-from tests.servers import docker, environment, freezing
-from tests.servers.server import Missing, first_of
+from examples.embedded_postgres import free_port, run
+from tests.servers import docker, environment
+from tests.servers.local import LocalServer
+from tests.servers.server import Missing, asked, first_of
 
 PROGRAM_VARIABLE = "INBOX_OUTBOX_TEST_KAFKA"
 # -Xrs leaves signals to the system: the one that ends a server whose test run is gone would print threads.
@@ -44,10 +45,8 @@ class KafkaServer:
     stop: Callable[[], None]
 
 
-class LocalKafka:
-    """A Kafka on free ports of 127.0.0.1, its data in a temporary folder.
-
-    As Kafka does, it answers once the system has a message in memory: what it has accepted outlives its
+class LocalKafka(LocalServer):
+    """A Kafka that answers once the system has a message in memory: what it has accepted outlives its
     process, though not the machine.
 
     Args:
@@ -66,67 +65,47 @@ class LocalKafka:
         joins: "LocalKafka | None" = None,
     ) -> None:
         self._program = program
-        self._folder = private_folder("kafka-", None)
         port = port or free_port()
         self._controller: int = joins._controller if joins else free_port()
         self._cluster: str = joins._cluster if joins else uuid4().hex[:22]
         self.address = f"127.0.0.1:{port}"
-        settings = {
+        self._settings = {
             **SETTINGS,
             **_listeners("127.0.0.1", port, self._controller, advertised or port),
             **(_second(port) if joins else {}),
-            "log.dirs": str(self._folder / "data"),
         }
-        self._settings = self._folder / "server.properties"
-        self._settings.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
-        try:
-            run(
-                self._command("kafka.tools.StorageTool", "format", "--cluster-id", self._cluster, "--config"),
-                None,
-            )
-            self._process = self._start()
-        except BaseException:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            raise
+        super().__init__("kafka")
 
-    def restart(self) -> None:
-        """Crash the server and start it again on the same port, with everything that it had acknowledged."""
-        self.crash()
-        self.start()
+    def ready(self) -> bool:
+        """Whether it answers."""
+        return answers(self.address)
 
-    def crash(self) -> None:
-        """Kill the server with `kill -9`."""
-        self._process.stop(signal.SIGKILL)
+    def _prepare(self) -> None:
+        settings = self._settings | {"log.dirs": str(self._folder / "data")}
+        self._file.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+        run(self._java("kafka.tools.StorageTool", "format", "--cluster-id", self._cluster, "--config"), None)
 
-    def start(self) -> None:
-        """Start it again after `crash`, on the same port."""
-        self._process = self._start()
+    def _command(self) -> list[str]:
+        return self._java("kafka.Kafka")
 
-    def freeze(self) -> None:
-        """Stop it with SIGSTOP until `thaw`; its connections stay open."""
-        freezing.freeze(self._process.pid)
+    @property
+    def _file(self) -> Path:
+        return self._folder / "server.properties"
 
-    def thaw(self) -> None:
-        """Let it continue after `freeze`."""
-        freezing.thaw(self._process.pid)
-
-    def close(self) -> None:
-        """Stop the server and remove everything it wrote."""
-        self._process.stop(signal.SIGKILL)
-        shutil.rmtree(self._folder)
-
-    def _start(self) -> ServerProcess:
-        command = self._command("kafka.Kafka")
-        return ServerProcess(command, self._folder, user=None, is_ready=lambda: answers(self.address))
-
-    def _command(self, name: str, *options: str) -> list[str]:
+    def _java(self, name: str, *options: str) -> list[str]:
         """How to run one of its programs, whose last argument is the settings file."""
-        return ["env", f"JAVA_OPTIONS={JAVA_OPTIONS}", self._program, name, *options, str(self._settings)]
+        return ["env", f"JAVA_OPTIONS={JAVA_OPTIONS}", self._program, name, *options, str(self._file)]
 
 
 def find() -> KafkaServer | Missing:
     """Kafka from the environment, Docker or its program on this machine."""
-    return first_of([_from_environment, _from_docker, _from_program])
+    return first_of(
+        [
+            lambda: environment.server("kafka", _server),
+            lambda: docker.server(_image(), _server),
+            _from_program,
+        ]
+    )
 
 
 def program() -> str | Missing:
@@ -147,18 +126,11 @@ def answers(address: str) -> bool:
     return True
 
 
-def _from_environment() -> KafkaServer | Missing:
-    url = environment.address("kafka")
-    if isinstance(url, Missing):
-        return url
-    return _server(f"{url.host}:{url.port}", "environment", lambda: None)
-
-
-def _from_docker() -> KafkaServer | Missing:
+def _image() -> docker.Image:
     # Clients are told where to connect to, so that has to be known before it starts.
     port = free_port()
     settings = {**SETTINGS, **_listeners("0.0.0.0", port, 9093, port)}  # noqa: S104 - inside the container
-    image = docker.Image(
+    return docker.Image(
         name="apache/kafka:4.1.1",
         port=port,
         host_port=port,
@@ -167,11 +139,6 @@ def _from_docker() -> KafkaServer | Missing:
         url=URL.create("kafka"),
         connect=_connect,
     )
-    started = docker.start(image)
-    if isinstance(started, Missing):
-        return started
-    container, _ = started
-    return _server(f"127.0.0.1:{port}", "docker", container.stop)
 
 
 def _from_program() -> KafkaServer | Missing:
@@ -179,14 +146,12 @@ def _from_program() -> KafkaServer | Missing:
     if isinstance(found, Missing):
         return found
     local = LocalKafka(found)
-    return _server(local.address, "local program", local.close)
+    return _server(make_url(f"kafka://{local.address}"), "local program", local.stop)
 
 
-def _server(address: str, origin: str, stop: Callable[[], None]) -> KafkaServer:
-    if not answers(address):
-        stop()
-        raise RuntimeError(f"no Kafka answers at {address}")
-    return KafkaServer(origin=origin, address=address, stop=stop)
+def _server(url: URL, origin: str, stop: Callable[[], None]) -> KafkaServer:
+    asked(lambda: _connect(url), stop)
+    return KafkaServer(origin=origin, address=f"{url.host}:{url.port}", stop=stop)
 
 
 def _connect(url: URL) -> None:

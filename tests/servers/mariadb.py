@@ -5,20 +5,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests.servers import mysql_like
-from tests.servers.server import Missing, Server, first_of
+from tests.servers.server import Missing, Server
 
 SETTINGS = ("--sync-frm=OFF",)  # tests kill processes, not machines
 
 
 def find() -> Server | Missing:
     """MariaDB from the environment, Docker or the program on this machine."""
-    return first_of(
-        [
-            lambda: mysql_like.from_environment("mariadb"),
-            lambda: mysql_like.from_docker("mariadb", "mariadb:11"),
-            _from_program,
-        ]
-    )
+    return mysql_like.find("mariadb", "mariadb:11", _from_program)
 
 
 def _from_program() -> Server | Missing:

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 from tests.servers import mysql_like
-from tests.servers.server import Missing, Server, first_of
+from tests.servers.server import Missing, Server
 
 PROGRAM_VARIABLE = "INBOX_OUTBOX_TEST_MYSQLD"
 # No second port for another protocol, and no folder for LOAD DATA that packages put elsewhere.
@@ -15,13 +15,7 @@ SETTINGS = ("--mysqlx=OFF", "--secure-file-priv=NULL", "--skip-log-bin")
 
 def find() -> Server | Missing:
     """MySQL from the environment, Docker or the program on this machine."""
-    return first_of(
-        [
-            lambda: mysql_like.from_environment("mysql"),
-            lambda: mysql_like.from_docker("mysql", "mysql:8.4"),
-            _from_program,
-        ]
-    )
+    return mysql_like.find("mysql", "mysql:8.4", _from_program)
 
 
 def _from_program() -> Server | Missing:

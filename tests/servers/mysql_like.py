@@ -2,10 +2,9 @@
 
 import os
 import secrets
-import shutil
-import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from pwd import getpwall
 from typing import Any
@@ -15,11 +14,12 @@ import pymysql.connections
 from sqlalchemy import URL, Connection, Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError
 
-from examples.embedded_postgres import ServerProcess, free_port, private_folder, run
+from examples.embedded_postgres import free_port, run
 from tests.servers import docker, environment
 from tests.servers.copies import Copies
+from tests.servers.local import LocalServer
 from tests.servers.mysql_template import MySQLTemplate
-from tests.servers.server import Missing, Server
+from tests.servers.server import Missing, Server, asked, first_of
 
 DRIVER = "mysql+pymysql"
 PROGRAM_PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"])
@@ -48,30 +48,20 @@ def _one_context(connection: Any, options: Any) -> Any:
 _CLIENT._create_ssl_ctx = _one_context
 
 
-def from_environment(name: str) -> Server | Missing:
-    """The server whose address is in the environment."""
-    url = environment.address(name)
-    if isinstance(url, Missing):
-        return url
-    return _server(name, url.set(drivername=DRIVER), origin="environment", stop=lambda: None)
-
-
-def from_docker(name: str, image: str) -> Server | Missing:
-    """A container of the official image."""
+def find(name: str, image: str, from_program: Callable[[], Server | Missing]) -> Server | Missing:
+    """The server from the environment, the official image in Docker or its program on this machine."""
     password = secrets.token_hex()
-    started = docker.start(
-        docker.Image(
-            name=image,
-            port=3306,
-            environment={"MYSQL_ROOT_PASSWORD": password},
-            command=SETTINGS,
-            url=URL.create(DRIVER, "root", password),
-        )
+    container = docker.Image(
+        name=image,
+        port=3306,
+        environment={"MYSQL_ROOT_PASSWORD": password},
+        command=SETTINGS,
+        url=URL.create(DRIVER, "root", password),
     )
-    if isinstance(started, Missing):
-        return started
-    container, url = started
-    return _server(name, url, origin="docker", stop=container.stop)
+    make = partial(_server, name)
+    return first_of(
+        [lambda: environment.server(name, make), lambda: docker.server(container, make), from_program]
+    )
 
 
 def from_program(
@@ -81,58 +71,23 @@ def from_program(
     settings: Sequence[str] = (),
 ) -> Server:
     """A server started from this program; `make_data` is the command that initialises its data folder."""
-    local = LocalServer(program, make_data, [*SETTINGS, *settings])
-    return _server(name, local.url, origin="local binary", stop=local.close, restart=local.restart)
+    local = LocalMySQL(program, make_data, [*SETTINGS, *settings])
+    return _server(name, local.url, "local binary", local.stop, local.restart)
 
 
-class LocalServer:
-    """A MariaDB or MySQL on a free port of 127.0.0.1, with its data in a temporary folder.
-
-    Started by root, it runs as the account ``mysql`` if that exists, otherwise as ``nobody``.
-    """
+class LocalMySQL(LocalServer):
+    """A MariaDB or MySQL. Started by root, it runs as the account ``mysql`` if that exists, otherwise as
+    ``nobody``."""
 
     def __init__(
         self, program: str, make_data: Callable[[Path], Sequence[str]], settings: Sequence[str]
     ) -> None:
-        self._user = _unprivileged_user()
-        self._folder = private_folder("mysql-", self._user)
-        # Each server removes what it takes for its own leftovers, in a folder that all would share.
-        temporary = f"--tmpdir={self._folder}"
-        port = free_port()
-        self.url = URL.create(DRIVER, "root", host="127.0.0.1", port=port)
-        self._command = [
-            program,
-            "--no-defaults",
-            f"--datadir={self._folder / 'data'}",
-            f"--socket={self._folder / 'socket'}",
-            f"--pid-file={self._folder / 'pid'}",
-            f"--port={port}",
-            "--bind-address=127.0.0.1",
-            temporary,
-            *settings,
-        ]
-        try:
-            run([*make_data(self._folder / "data"), temporary], self._user)
-            self._process = self._start()
-        except BaseException:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            raise
+        self._program, self._make_data, self._settings = program, make_data, settings
+        self.url = URL.create(DRIVER, "root", host="127.0.0.1", port=free_port())
+        super().__init__("mysql", _unprivileged_user())
 
-    def restart(self) -> None:
-        """Crash the server and start it again on the same port."""
-        self._process.stop(signal.SIGKILL)
-        self._process = self._start()
-
-    def close(self) -> None:
-        """Stop the server and remove everything it wrote."""
-        # Killed: an orderly end would write everything to files that are removed now.
-        self._process.stop(signal.SIGKILL)
-        shutil.rmtree(self._folder)
-
-    def _start(self) -> ServerProcess:
-        return ServerProcess(self._command, self._folder, user=self._user, is_ready=self._answers)
-
-    def _answers(self) -> bool:
+    def ready(self) -> bool:
+        """Whether it answers."""
         # Without a limit it would wait for ever if another server listens on its port.
         engine = create_engine(self.url, connect_args={"read_timeout": 5})
         try:
@@ -143,6 +98,27 @@ class LocalServer:
             engine.dispose()
         return True
 
+    def _prepare(self) -> None:
+        run([*self._make_data(self._folder / "data"), self._temporary], self._user)
+
+    def _command(self) -> list[str]:
+        return [
+            self._program,
+            "--no-defaults",
+            f"--datadir={self._folder / 'data'}",
+            f"--socket={self._folder / 'socket'}",
+            f"--pid-file={self._folder / 'pid'}",
+            f"--port={self.url.port}",
+            "--bind-address=127.0.0.1",
+            self._temporary,
+            *self._settings,
+        ]
+
+    @property
+    def _temporary(self) -> str:
+        # Each server removes what it takes for its own leftovers, in a folder that all would share.
+        return f"--tmpdir={self._folder}"
+
 
 def _unprivileged_user() -> str | None:
     if os.geteuid() != 0:
@@ -151,13 +127,9 @@ def _unprivileged_user() -> str | None:
 
 
 def _server(
-    name: str,
-    url: URL,
-    *,
-    origin: str,
-    stop: Callable[[], None],
-    restart: Callable[[], None] | None = None,
+    name: str, url: URL, origin: str, stop: Callable[[], None], restart: Callable[[], None] | None = None
 ) -> Server:
+    url = url.set(drivername=DRIVER)
     admin = create_engine(url, isolation_level="AUTOCOMMIT", pool_pre_ping=True)
 
     def new() -> URL:
@@ -181,15 +153,10 @@ def _server(
         admin.dispose()
         stop()
 
-    try:
-        version = _version(admin, name)
-    except BaseException:
-        stop_server()
-        raise
     return Server(
         name=name,
         origin=origin,
-        version=version,
+        version=asked(lambda: _version(admin, name), stop_server),
         admin_url=url,
         fresh_database=new,
         new_database=new,

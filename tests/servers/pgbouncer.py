@@ -3,7 +3,6 @@ transaction, and another one for the next."""
 
 import os
 import shutil
-import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +11,11 @@ from typing import Any
 import psycopg
 from sqlalchemy import URL
 
-from examples.embedded_postgres import ServerProcess, free_port, private_folder
+from examples.embedded_postgres import free_port
 from tests.servers import docker, environment
+from tests.servers.local import LocalServer
 from tests.servers.mysql_like import PROGRAM_PATH
-from tests.servers.server import Missing, Server, first_of
+from tests.servers.server import Missing, Server, asked, first_of
 
 IMAGE = "edoburu/pgbouncer:v1.24.1-p1"
 DRIVER = "postgresql+psycopg"
@@ -42,18 +42,45 @@ class Pooler:
         return self.url.set(database=database.database)
 
 
+class LocalPooler(LocalServer):
+    """A PgBouncer in front of the server at an address."""
+
+    def __init__(self, program: str, upstream: URL) -> None:
+        self._program, self._upstream = program, upstream
+        self.url = URL.create(DRIVER, "postgres", host="127.0.0.1", port=free_port())
+        super().__init__("pgbouncer", "nobody" if os.geteuid() == 0 else None)  # it refuses root
+
+    def ready(self) -> bool:
+        """Whether it answers."""
+        try:
+            _version(self.url)
+        except psycopg.Error:
+            return False
+        return True
+
+    def _prepare(self) -> None:
+        settings = {"listen_addr": "127.0.0.1", "listen_port": str(self.url.port)}
+        self._file.write_text(_configuration(_upstream(self._upstream), settings))
+
+    def _command(self) -> list[str]:
+        return [self._program, str(self._file)]
+
+    @property
+    def _file(self) -> Path:
+        return self._folder / "pgbouncer.ini"
+
+
 def find(server: Server | Missing) -> Pooler | Missing:
     """PgBouncer in front of this PostgreSQL, from the environment, Docker or its program on this machine."""
     if isinstance(server, Missing):
         return server
-    return first_of([_from_environment, lambda: _from_docker(server), lambda: _from_program(server)])
-
-
-def _from_environment() -> Pooler | Missing:
-    url = environment.address("pgbouncer")
-    if isinstance(url, Missing):
-        return url
-    return _pooler(url.set(drivername=DRIVER), "environment", lambda: None)
+    return first_of(
+        [
+            lambda: environment.server("pgbouncer", _pooler),
+            lambda: _from_docker(server),
+            lambda: _from_program(server),
+        ]
+    )
 
 
 def _from_docker(server: Server) -> Pooler | Missing:
@@ -69,45 +96,15 @@ def _from_docker(server: Server) -> Pooler | Missing:
         connect=_version,
         options={"entrypoint": "sh", "extra_hosts": {"host.docker.internal": "host-gateway"}},
     )
-    started = docker.start(image)
-    if isinstance(started, Missing):
-        return started
-    container, url = started
-    return _pooler(url, "docker", container.stop)
+    return docker.server(image, _pooler)
 
 
 def _from_program(server: Server) -> Pooler | Missing:
     program = shutil.which("pgbouncer", path=PROGRAM_PATH)
     if program is None:
         return Missing("pgbouncer is not installed")
-    user = "nobody" if os.geteuid() == 0 else None  # it refuses root
-    folder = private_folder("pgbouncer-", user)
-    url = URL.create(DRIVER, "postgres", host="127.0.0.1", port=free_port())
-    settings = {"listen_addr": "127.0.0.1", "listen_port": str(url.port)}
-    configuration = folder / "pgbouncer.ini"
-    configuration.write_text(_configuration(_upstream(server.admin_url), settings))
-    try:
-        process = _started(program, configuration, user, url)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-
-    def stop() -> None:
-        process.stop(signal.SIGKILL)
-        shutil.rmtree(folder)
-
-    return _pooler(url, "local binary", stop)
-
-
-def _started(program: str, configuration: Path, user: str | None, url: URL) -> ServerProcess:
-    def answers() -> bool:
-        try:
-            _version(url)
-        except psycopg.Error:
-            return False
-        return True
-
-    return ServerProcess([program, configuration], configuration.parent, user=user, is_ready=answers)
+    local = LocalPooler(program, server.admin_url)
+    return _pooler(local.url, "local binary", local.stop)
 
 
 def _upstream(url: URL, host: str | None = None) -> dict[str, Any]:
@@ -124,12 +121,8 @@ def _configuration(upstream: dict[str, Any], settings: dict[str, str]) -> str:
 
 
 def _pooler(url: URL, origin: str, stop: Callable[[], None]) -> Pooler:
-    try:
-        version = _version(url)
-    except BaseException:
-        stop()
-        raise
-    return Pooler(origin=origin, version=version, url=url, stop=stop)
+    url = url.set(drivername=DRIVER)
+    return Pooler(origin=origin, version=asked(lambda: _version(url), stop), url=url, stop=stop)
 
 
 def _version(url: URL) -> str:

@@ -18,17 +18,6 @@ SETTINGS = {"max_connections": "200", "fsync": "off"}  # tests kill processes, n
 
 def find() -> Server | Missing:
     """PostgreSQL from the environment, Docker or the wheel."""
-    return first_of([_from_environment, _from_docker, _from_wheel])
-
-
-def _from_environment() -> Server | Missing:
-    url = environment.address("postgresql")
-    if isinstance(url, Missing):
-        return url
-    return _server(url.set(drivername=DRIVER), origin="environment", stop=lambda: None)
-
-
-def _from_docker() -> Server | Missing:
     password = secrets.token_hex()
     image = docker.Image(
         name="postgres:17",
@@ -37,21 +26,24 @@ def _from_docker() -> Server | Missing:
         command=["postgres", *(f"-c{name}={value}" for name, value in SETTINGS.items())],
         url=URL.create(DRIVER, "postgres", password, database="postgres"),
     )
-    started = docker.start(image)
-    if isinstance(started, Missing):
-        return started
-    container, url = started
-    return _server(url, origin="docker", stop=container.stop)
+    return first_of(
+        [
+            lambda: environment.server("postgresql", _server),
+            lambda: docker.server(image, _server),
+            _from_wheel,
+        ]
+    )
 
 
 def _from_wheel() -> Server:
     embedded = EmbeddedPostgres(SETTINGS)
-    return _server(embedded.url, origin="wheel", stop=embedded.close, restart=embedded.restart)
+    return _server(embedded.url, "wheel", embedded.close, embedded.restart)
 
 
 def _server(
-    url: URL, *, origin: str, stop: Callable[[], None], restart: Callable[[], None] | None = None
+    url: URL, origin: str, stop: Callable[[], None], restart: Callable[[], None] | None = None
 ) -> Server:
+    url = url.set(drivername=DRIVER)
     admin = create_engine(url, isolation_level="AUTOCOMMIT", pool_pre_ping=True)
 
     def run(statement: str) -> None:

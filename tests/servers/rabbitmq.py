@@ -6,15 +6,15 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from pamqp import commands, frame
 from sqlalchemy import URL, make_url
 
-from examples.embedded_postgres import ServerProcess, free_port, private_folder
-from tests.servers import docker, environment, freezing
-from tests.servers.server import Missing, first_of
+from examples.embedded_postgres import ServerProcess, free_port
+from tests.servers import docker, environment
+from tests.servers.local import LocalServer
+from tests.servers.server import Missing, Service, asked, first_of
 
 PROGRAM = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 """The server's own script: the one on the PATH of Debian's package insists on the system's one node."""
@@ -23,80 +23,40 @@ LOGIN = ("guest", "guest")
 HELLO = b"AMQP\0\0\x09\x01"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RabbitServer:
-    """A running RabbitMQ; `restart` (a crash, then a start at the same address) may be impossible."""
-
-    origin: str
-    version: str
-    url: str
-    stop: Callable[[], None]
-    restart: Callable[[], None] | None = None
-
-
-class LocalRabbit:
-    """A RabbitMQ on a free port of 127.0.0.1, its data in a temporary folder.
-
-    It has its own cookie, its own node name and its own epmd, so that it meets no other node of this machine.
+class LocalRabbit(LocalServer):
+    """A RabbitMQ with its own cookie, its own node name and its own epmd, so that it meets no other node of
+    this machine.
 
     Args:
         joins: the node whose cluster it joins, whose cookie and epmd it uses.
     """
 
     def __init__(self, joins: "LocalRabbit | None" = None) -> None:
-        self._folder = private_folder("rabbitmq-", None)
+        self._joins = joins
         self._address = ("127.0.0.1", free_port())
         self._names: tuple[str, int] = joins._names if joins else ("127.0.0.1", free_port())
         self._epmd: ServerProcess | None = None
         self.url = URL.create("amqp", *LOGIN, *self._address).render_as_string(hide_password=False)
         try:
-            (self._folder / "plugins").write_text("[].")
-            if joins:
-                shutil.copy2(joins._folder / COOKIE, self._folder)
-            else:
-                self._epmd = self._start_epmd()
-            self.start()
+            super().__init__("rabbitmq")
             if joins:
                 self._join(joins)
         except BaseException:
             self._end_epmd()
-            shutil.rmtree(self._folder, ignore_errors=True)
             raise
 
-    def answers(self) -> bool:
-        """Whether the server answers."""
-        return _answers(self._address)
+    def ready(self) -> bool:
+        """Whether it answers."""
+        try:
+            _greeting(self._address)
+        except OSError:
+            return False
+        return True
 
-    def kill(self) -> None:
-        """Crash the server, as `kill -9` does."""
-        self._process.stop(signal.SIGKILL)
-
-    def start(self) -> None:
-        """Start the server with the durable data that it had."""
-        settings = [f"{name}={value}" for name, value in self._environment().items()]
-        command = ["env", *settings, str(PROGRAM)]
-        self._process = ServerProcess(
-            command, self._folder, user=None, is_ready=lambda: _answers(self._address)
-        )
-
-    def freeze(self) -> None:
-        """Stop it with SIGSTOP until `thaw`; its connections stay open."""
-        freezing.freeze(self._process.pid)
-
-    def thaw(self) -> None:
-        """Let it continue after `freeze`."""
-        freezing.thaw(self._process.pid)
-
-    def restart(self) -> None:
-        """Crash the server and start it again on the same port."""
-        self.kill()
-        self.start()
-
-    def close(self) -> None:
-        """Stop the server and remove everything it wrote."""
-        self.kill()
+    def stop(self) -> None:
+        """End it, and its epmd."""
         self._end_epmd()
-        shutil.rmtree(self._folder)
+        super().stop()
 
     def control(self, *arguments: str) -> None:
         """Run rabbitmqctl."""
@@ -108,6 +68,17 @@ class LocalRabbit:
         self.control("stop_app")
         self.control("join_cluster", other._node)
         self.control("start_app")
+
+    def _prepare(self) -> None:
+        (self._folder / "plugins").write_text("[].")
+        if self._joins:
+            shutil.copy2(self._joins._folder / COOKIE, self._folder)
+        else:
+            self._epmd = self._start_epmd()
+
+    def _command(self) -> list[str]:
+        settings = [f"{name}={value}" for name, value in self._environment().items()]
+        return ["env", *settings, str(PROGRAM)]
 
     def _start_epmd(self) -> ServerProcess:
         # A folder of its own, for that is removed with the process when this one dies.
@@ -158,14 +129,34 @@ def start_local(tries: int = 3) -> LocalRabbit:
     raise AssertionError("unreachable")
 
 
-def find() -> RabbitServer | Missing:
+def find() -> Service | Missing:
     """RabbitMQ from the environment, Docker or the program on this machine."""
-    return first_of([_from_environment, _from_docker, _from_program])
+    image = docker.Image(
+        name="rabbitmq:3",
+        port=5672,
+        environment={},
+        command=["rabbitmq-server"],
+        url=URL.create("amqp", *LOGIN),
+        connect=version_of,
+    )
+    return first_of(
+        [
+            lambda: environment.server("rabbitmq", _server),
+            lambda: docker.server(image, _server),
+            _from_program,
+        ]
+    )
 
 
 def origin() -> str | Missing:
     """Where `find` will take RabbitMQ from. Starts nothing, because a start takes seconds."""
-    return first_of([_environment_origin, _docker_origin, _program_origin])
+    return first_of(
+        [
+            lambda: environment.server("rabbitmq", lambda url, origin, stop: origin),
+            lambda: "docker" if docker.engine_answers() else Missing("no Docker engine answers"),
+            lambda: found if isinstance(found := program(), Missing) else "local binary",
+        ]
+    )
 
 
 def program() -> Path | Missing:
@@ -192,69 +183,22 @@ def _greeting(address: tuple[str, int]) -> str:
     return str(dict(start.server_properties or {})["version"])
 
 
-def _answers(address: tuple[str, int]) -> bool:
-    try:
-        _greeting(address)
-    except OSError:
-        return False
-    return True
-
-
 def _listens(address: tuple[str, int]) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(address) == 0
 
 
-def _environment_origin() -> str | Missing:
-    url = environment.address("rabbitmq")
-    return url if isinstance(url, Missing) else "environment"
-
-
-def _docker_origin() -> str | Missing:
-    return "docker" if docker._engine_answers() else Missing("no Docker engine answers")
-
-
-def _program_origin() -> str | Missing:
-    found = program()
-    return found if isinstance(found, Missing) else "local binary"
-
-
-def _from_environment() -> RabbitServer | Missing:
-    url = environment.address("rabbitmq")
-    return url if isinstance(url, Missing) else _server(url, "environment", lambda: None)
-
-
-def _from_docker() -> RabbitServer | Missing:
-    image = docker.Image(
-        name="rabbitmq:3",
-        port=5672,
-        environment={},
-        command=["rabbitmq-server"],
-        url=URL.create("amqp", *LOGIN),
-        connect=version_of,
-    )
-    started = docker.start(image)
-    if isinstance(started, Missing):
-        return started
-    container, url = started
-    return _server(url, "docker", container.stop)
-
-
-def _from_program() -> RabbitServer | Missing:
+def _from_program() -> Service | Missing:
     found = program()
     if isinstance(found, Missing):
         return found
     local = start_local()
-    return _server(make_url(local.url), "local binary", local.close, local.restart)
+    return _server(make_url(local.url), "local binary", local.stop, local.restart)
 
 
 def _server(
     url: URL, origin: str, stop: Callable[[], None], restart: Callable[[], None] | None = None
-) -> RabbitServer:
-    try:
-        version = version_of(url)
-    except BaseException:
-        stop()
-        raise
+) -> Service:
+    version = asked(lambda: version_of(url), stop)
     address = url.render_as_string(hide_password=False)
-    return RabbitServer(origin=origin, version=version, url=address, stop=stop, restart=restart)
+    return Service(origin=origin, version=version, url=address, stop=stop, restart=restart)

@@ -3,14 +3,16 @@
 import json
 import os
 import shutil
-import signal
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from examples.embedded_postgres import ServerProcess, free_port, private_folder
-from tests.servers import certificates, environment, freezing
+from sqlalchemy import URL
+
+from examples.embedded_postgres import free_port
+from tests.servers import certificates, environment
+from tests.servers.local import LocalServer
 from tests.servers.server import Missing, first_of
 
 PROGRAM_VARIABLE = "INBOX_OUTBOX_TEST_ROCKETMQ"
@@ -47,11 +49,9 @@ class RocketServer:
     stop: Callable[[], None]
 
 
-class LocalRocket:
-    """A RocketMQ on free ports of 127.0.0.1, its data in a temporary folder.
-
-    It answers once the system has a message in memory: what it has accepted outlives its process, though not
-    the machine. With TLS it shows `certificate`.
+class LocalRocket(LocalServer):
+    """A RocketMQ that answers once the system has a message in memory: what it has accepted outlives its
+    process, though not the machine. With TLS it shows `certificate`.
 
     Args:
         program: runs it.
@@ -61,58 +61,30 @@ class LocalRocket:
     def __init__(self, program: str, login: tuple[str, str] | None = None) -> None:
         self._program = program
         self._login = login
-        self._folder = private_folder("rocketmq-", None)
         self._port = free_port()
-        broker = _free_broker_port()
+        self._broker = _free_broker_port()
         self.address = f"127.0.0.1:{self._port}"
         """What its clients connect to."""
-        self.broker = f"127.0.0.1:{broker}"
+        self.broker = f"127.0.0.1:{self._broker}"
         """Where topics and groups are made."""
-        self.certificate, self._key = certificates.write(self._folder)
-        try:
-            self._configure(broker)
-            self.start()
-        except BaseException:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            raise
+        super().__init__("rocketmq")
 
-    def restart(self) -> None:
-        """Crash the server and start it again on the same port, with everything that it had acknowledged."""
-        self.crash()
-        self.start()
-
-    def crash(self) -> None:
-        """Kill the server with `kill -9`."""
-        self._process.stop(signal.SIGKILL)
-
-    def start(self) -> None:
-        """Start it again after `crash`, on the same port."""
-        options = f"{JAVA_OPTIONS} -Djava.io.tmpdir={self._folder}"
-        command = ["env", f"JAVA_OPTIONS={options}", self._program, str(self._folder)]
-        self._process = ServerProcess(
-            command, self._folder, user=None, is_ready=lambda: answers(self.address)
-        )
+    def ready(self) -> bool:
+        """Whether it answers."""
+        return answers(self.address)
 
     def restart_empty(self) -> None:
         """Crash the server and start it again on the same port, without topics, groups and messages."""
-        self.crash()
+        self.kill()
         shutil.rmtree(self._folder / "store")
         self.start()
 
-    def freeze(self) -> None:
-        """Stop it with SIGSTOP until `thaw`; its connections stay open."""
-        freezing.freeze(self._process.pid)
+    def _command(self) -> list[str]:
+        options = f"{JAVA_OPTIONS} -Djava.io.tmpdir={self._folder}"
+        return ["env", f"JAVA_OPTIONS={options}", self._program, str(self._folder)]
 
-    def thaw(self) -> None:
-        """Let it continue after `freeze`."""
-        freezing.thaw(self._process.pid)
-
-    def close(self) -> None:
-        """Stop the server and remove everything it wrote."""
-        self._process.stop(signal.SIGKILL)
-        shutil.rmtree(self._folder)
-
-    def _configure(self, broker: int) -> None:
+    def _prepare(self) -> None:
+        self.certificate, key = certificates.write(self._folder)
         conf = self._folder / "conf"
         conf.mkdir()
         names = free_port()
@@ -124,13 +96,13 @@ class LocalRocket:
             "remotingListenPort": free_port(),
             "tlsTestModeEnable": False,
             "tlsCertPath": str(self.certificate),
-            "tlsKeyPath": str(self._key),
+            "tlsKeyPath": str(key),
         }
         settings = {
             **BROKER,
             "brokerClusterName": "DefaultCluster",
             "brokerName": "broker-a",
-            "listenPort": broker,
+            "listenPort": self._broker,
             "haListenPort": free_port(),
             "namesrvAddr": f"127.0.0.1:{names}",
             "storePathRootDir": self._folder / "store",
@@ -160,7 +132,7 @@ def _provider(prefix: str) -> dict[str, Any]:
 
 def find() -> RocketServer | Missing:
     """RocketMQ from the environment or its program on this machine."""
-    return first_of([_from_environment, _from_program])
+    return first_of([lambda: environment.server("rocketmq", _from_environment), _from_program])
 
 
 def program() -> str | Missing:
@@ -187,12 +159,8 @@ def _free_broker_port() -> int:
                 return port
 
 
-def _from_environment() -> RocketServer | Missing:
-    url = environment.address("rocketmq")
-    if isinstance(url, Missing):
-        return url
-    broker = f"{url.host}:{url.query['broker']}"
-    return _server(f"{url.host}:{url.port}", broker, "environment", lambda: None)
+def _from_environment(url: URL, origin: str, stop: Callable[[], None]) -> RocketServer:
+    return _server(f"{url.host}:{url.port}", f"{url.host}:{url.query['broker']}", origin, stop)
 
 
 def _from_program() -> RocketServer | Missing:
@@ -200,7 +168,7 @@ def _from_program() -> RocketServer | Missing:
     if isinstance(found, Missing):
         return found
     local = LocalRocket(found)
-    return _server(local.address, local.broker, "local program", local.close)
+    return _server(local.address, local.broker, "local program", local.stop)
 
 
 def _server(address: str, broker: str, origin: str, stop: Callable[[], None]) -> RocketServer:

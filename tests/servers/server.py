@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from sqlalchemy import URL
 
+A = TypeVar("A")
 S = TypeVar("S")
 
 
@@ -31,6 +32,17 @@ class Server:
     restart: Callable[[], None] | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """A running service of another kind: its `url`, and like a `Server`'s `restart` and `stop`."""
+
+    origin: str
+    version: str
+    url: str
+    stop: Callable[[], None]
+    restart: Callable[[], None] | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Missing:
     """Why a service is not available here: one reason for each way that was tried."""
@@ -47,3 +59,12 @@ def first_of(ways: Sequence[Callable[[], S | Missing]]) -> S | Missing:
             return found
         reasons.append(found.reason)
     return Missing("; ".join(reasons))
+
+
+def asked(question: Callable[[], A], stop: Callable[[], None]) -> A:
+    """The answer of a service that has just been found. One that does not answer is stopped."""
+    try:
+        return question()
+    except BaseException:
+        stop()
+        raise

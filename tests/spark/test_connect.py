@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from tests import servers
 from tests.project.test_wheel import wheel
 from tests.support.database import Database
+from tests.support.present import present
 from tests.support.spark import cluster as spark_cluster
 from tests.support.spark.writes import make_result, taken, written
 
@@ -29,11 +29,7 @@ LOGGING = spark_cluster.LOGGING.replace("rootLogger.level = error", "rootLogger.
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the installed contents of the wheel."""
-    missing = spark_cluster.missing()
-    if missing is not None and servers.is_required("spark"):
-        pytest.fail(f"spark is required: {missing.reason}")
-    if missing is not None:
-        pytest.skip(f"spark: {missing.reason}")
+    present("spark", spark_cluster.missing())
     folder = tmp_path_factory.mktemp("installed")
     command = [
         sys.executable,

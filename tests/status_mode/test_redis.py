@@ -14,8 +14,8 @@ from examples.embedded_postgres import ServerProcess, free_port
 from inbox import RedisStore, Status, StatusInbox, Verdict
 from inbox._status_mode.stores import HeldRecord
 from inbox.errors import InvalidOption, StoreUnreachable
-from tests.conftest import _present
 from tests.servers.redis import LocalRedis, program
+from tests.support.present import present
 
 SLOTS = 16_384
 
@@ -24,7 +24,7 @@ SLOTS = 16_384
 def cluster_client(tmp_path: Any) -> Iterator["redis.RedisCluster"]:
     """A client of a one-node cluster, which rejects commands that touch two slots as any cluster does."""
     port = free_port()
-    command = [_present("redis", program()), "--port", str(port), "--dir", str(tmp_path)]
+    command = [present("redis", program()), "--port", str(port), "--dir", str(tmp_path)]
     node: Any = redis.Redis(port=port)
     command += ["--cluster-enabled", "yes", "--cluster-port", str(free_port())]
     server = ServerProcess(command, tmp_path, user=None, is_ready=lambda: _answers(node))

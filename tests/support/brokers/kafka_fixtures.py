@@ -4,14 +4,13 @@ A test module names this one as its plugin.
 """
 
 from collections.abc import Iterator
-from typing import NoReturn
 
 import pytest
 
 from examples.embedded_postgres import free_port
 from tests import servers
-from tests.servers import Missing
-from tests.servers.kafka import LocalKafka, answers, program
+from tests.servers.kafka import LocalKafka, program
+from tests.support.present import present
 from tests.support.proxy import TcpProxy
 
 from .kafka_topics import Topics
@@ -20,10 +19,7 @@ from .kafka_topics import Topics
 @pytest.fixture
 def topics() -> Iterator[Topics]:
     """Topics of the test's own on the broker that the tests share."""
-    found = servers.find_kafka()
-    if isinstance(found, Missing):
-        _do_without(found)
-    with Topics(found.address) as topics:
+    with Topics(present("kafka", servers.find_kafka()).address) as topics:
         yield topics
 
 
@@ -31,28 +27,28 @@ def topics() -> Iterator[Topics]:
 def private_kafka(kafka_to_crash: LocalKafka) -> Iterator[LocalKafka]:
     """A broker that the test may crash; it keeps everything that it has acknowledged."""
     yield kafka_to_crash
-    if not answers(kafka_to_crash.address):
+    if not kafka_to_crash.ready():
         kafka_to_crash.restart()
 
 
 @pytest.fixture(scope="session")
 def kafka_to_crash() -> Iterator[LocalKafka]:
     """One such broker for all tests, because it takes seconds to start."""
-    server = LocalKafka(_program())
+    server = LocalKafka(present("kafka", program()))
     yield server
-    server.close()
+    server.stop()
 
 
 @pytest.fixture(scope="module")
 def two_brokers() -> Iterator[tuple[LocalKafka, LocalKafka]]:
     """A cluster of two, for tests that crash only the second broker."""
-    first = LocalKafka(_program())
+    first = LocalKafka(present("kafka", program()))
     try:
-        second = LocalKafka(_program(), joins=first)
+        second = LocalKafka(present("kafka", program()), joins=first)
         yield first, second
-        second.close()
+        second.stop()
     finally:
-        first.close()
+        first.stop()
 
 
 @pytest.fixture(scope="module")
@@ -60,22 +56,9 @@ def proxied_kafka() -> Iterator[tuple[Topics, TcpProxy]]:
     """A broker whose clients are told to connect through a proxy."""
     port = free_port()
     with TcpProxy("127.0.0.1", port) as proxy:
-        server = LocalKafka(_program(), port=port, advertised=proxy.port)
+        server = LocalKafka(present("kafka", program()), port=port, advertised=proxy.port)
         try:
             with Topics(f"127.0.0.1:{proxy.port}") as topics:
                 yield topics, proxy
         finally:
-            server.close()
-
-
-def _program() -> str:
-    found = program()
-    if isinstance(found, Missing):
-        _do_without(found)
-    return found
-
-
-def _do_without(missing: Missing) -> NoReturn:
-    if servers.is_required("kafka"):
-        pytest.fail(f"kafka is required: {missing.reason}")
-    pytest.skip(f"kafka: {missing.reason}")
+            server.stop()

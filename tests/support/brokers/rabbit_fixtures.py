@@ -4,26 +4,25 @@ A test module names this one as its plugin.
 """
 
 from collections.abc import Iterator
-from typing import NoReturn
 
 import pytest
 
 from tests import servers
-from tests.servers import Missing
-from tests.servers.rabbitmq import LocalRabbit, RabbitServer, program, start_local
+from tests.servers import Service
+from tests.servers.rabbitmq import LocalRabbit, program, start_local
+from tests.support.present import present
 
 from .rabbit_queues import Queues
 
 
 @pytest.fixture(scope="session")
-def rabbitmq() -> RabbitServer:
+def rabbitmq() -> Service:
     """The server that the tests share, started for the first test that needs it."""
-    found = servers.find_rabbit()
-    return _do_without(found) if isinstance(found, Missing) else found
+    return present("rabbitmq", servers.find_rabbit())
 
 
 @pytest.fixture
-def queues(rabbitmq: RabbitServer) -> Iterator[Queues]:
+def queues(rabbitmq: Service) -> Iterator[Queues]:
     """Queues of the test's own."""
     with Queues(rabbitmq.url) as queues:
         yield queues
@@ -33,22 +32,14 @@ def queues(rabbitmq: RabbitServer) -> Iterator[Queues]:
 def private_rabbitmq(rabbitmq_to_crash: LocalRabbit) -> Iterator[LocalRabbit]:
     """A server that the test may crash; it keeps everything that it has confirmed."""
     yield rabbitmq_to_crash
-    if not rabbitmq_to_crash.answers():
+    if not rabbitmq_to_crash.ready():
         rabbitmq_to_crash.restart()
 
 
 @pytest.fixture(scope="session")
 def rabbitmq_to_crash() -> Iterator[LocalRabbit]:
     """One such server for all tests, because it takes seconds to start."""
-    found = program()
-    if isinstance(found, Missing):
-        _do_without(found)
+    present("rabbitmq", program())
     server = start_local()
     yield server
-    server.close()
-
-
-def _do_without(missing: Missing) -> NoReturn:
-    if servers.is_required("rabbitmq"):
-        pytest.fail(f"rabbitmq is required: {missing.reason}")
-    pytest.skip(f"rabbitmq: {missing.reason}")
+    server.stop()

@@ -4,13 +4,12 @@ A test module names this one as its plugin.
 """
 
 from collections.abc import Iterator
-from typing import NoReturn
 
 import pytest
 
 from tests import servers
-from tests.servers import Missing
-from tests.servers.rocketmq import LocalRocket, answers, program
+from tests.servers.rocketmq import LocalRocket, program
+from tests.support.present import present
 
 from .rocketmq_topics import Topics
 
@@ -18,9 +17,7 @@ from .rocketmq_topics import Topics
 @pytest.fixture
 def rocketmq() -> Iterator[Topics]:
     """Topics and groups of the test's own on the server that the tests share."""
-    found = servers.find_rocket()
-    if isinstance(found, Missing):
-        _do_without(found)
+    found = present("rocketmq", servers.find_rocket())
     with Topics(found.address, found.broker) as topics:
         yield topics
 
@@ -29,22 +26,13 @@ def rocketmq() -> Iterator[Topics]:
 def private_rocketmq(rocketmq_to_crash: LocalRocket) -> Iterator[LocalRocket]:
     """A server that the test may crash; it keeps everything that it has acknowledged."""
     yield rocketmq_to_crash
-    if not answers(rocketmq_to_crash.address):
+    if not rocketmq_to_crash.ready():
         rocketmq_to_crash.restart()
 
 
 @pytest.fixture(scope="session")
 def rocketmq_to_crash() -> Iterator[LocalRocket]:
     """One such server for all tests, because it takes seconds to start."""
-    found = program()
-    if isinstance(found, Missing):
-        _do_without(found)
-    server = LocalRocket(found)
+    server = LocalRocket(present("rocketmq", program()))
     yield server
-    server.close()
-
-
-def _do_without(missing: Missing) -> NoReturn:
-    if servers.is_required("rocketmq"):
-        pytest.fail(f"rocketmq is required: {missing.reason}")
-    pytest.skip(f"rocketmq: {missing.reason}")
+    server.stop()

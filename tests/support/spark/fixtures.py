@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import servers
 from tests.servers import Server
 from tests.support.database import Database, make_tables
+from tests.support.present import present
 from tests.support.spark_jobs.application import Application
 from tests.support.spark_jobs.faults import Faults
 from tests.support.spark_jobs.payments import Target
@@ -24,11 +24,7 @@ from .cluster import SparkCluster
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[SparkCluster]:
     """A master and two workers; without Java the test is skipped, or fails where Spark is required."""
-    missing = spark_cluster.missing()
-    if missing is not None and servers.is_required("spark"):
-        pytest.fail(f"spark is required: {missing.reason}")
-    if missing is not None:
-        pytest.skip(f"spark: {missing.reason}")
+    present("spark", spark_cluster.missing())
     spark_classes.share(spark_cluster.FRUGAL)
     with SparkCluster() as cluster:
         yield cluster

@@ -6,7 +6,8 @@ import pytest
 from sqlalchemy import URL
 
 from examples import _spark
-from tests import servers
+from tests.servers import Missing
+from tests.support.present import present
 from tests.support.program import command, run
 
 from . import classes as spark_classes
@@ -16,10 +17,7 @@ from . import cluster as spark_cluster
 def need_spark() -> None:
     """Skip the test if Spark cannot start; fail it if Spark is required. Make Spark start quickly."""
     reason = _spark.missing()
-    if reason and servers.is_required("spark"):
-        pytest.fail(f"spark is required: {reason}")
-    if reason:
-        pytest.skip(f"spark: {reason}")
+    present("spark", Missing(reason) if reason else None)
     spark_classes.share(spark_cluster.FRUGAL)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests import servers
+from tests.support.present import present
 
 from . import classes as spark_classes
 from . import cluster as spark_cluster
@@ -34,11 +34,7 @@ SETTINGS = {
 @pytest.fixture(scope="session")
 def spark_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
     """A local Spark with two threads; without Java the test is skipped, or fails if Spark is required."""
-    missing = spark_cluster.missing()
-    if missing is not None and servers.is_required("spark"):
-        pytest.fail(f"spark is required: {missing.reason}")
-    if missing is not None:
-        pytest.skip(f"spark: {missing.reason}")
+    present("spark", spark_cluster.missing())
     spark_classes.share(spark_cluster.FRUGAL)
     with pytest.MonkeyPatch.context() as patch:  # Spark's Python workers have it from the JVM
         paths = [str(CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])]
