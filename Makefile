@@ -39,7 +39,7 @@ collected: $(VENV)/ready
 	$(BIN)/python -m pytest --collect-only --quiet --quiet >$@.log || (cat $@.log; exit 1)
 
 # What fails beside thousands of other tests is run once more alone, and fails the run only if it fails again.
-# Both are printed: a test that needs this has a race, or the code has.
+# The end names the tests that this rescued: such a test has a race, or the code has.
 tests: PYTEST := $(BIN)/python -m pytest --quick
 tests-all: PYTEST := $(BIN)/python -m pytest
 

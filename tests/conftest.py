@@ -26,6 +26,7 @@ from tests.support.status_mode.stores import Place
 
 from .support import forked
 
+pytest_plugins = ["tests.support.rescued"]
 GROUPS = {
     "spark cluster": ("spark/test_failures", "spark/test_streaming"),
     "kafka": (
