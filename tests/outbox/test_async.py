@@ -6,7 +6,6 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import pytest
-from sqlalchemy import select, text
 from sqlalchemy.ext.asyncio import (
     AsyncConnection,
     AsyncEngine,
@@ -20,9 +19,9 @@ from inbox import AsyncInbox, Outcome
 from outbox import Message, Outbox
 from outbox.errors import InvalidMessage, TablesMissing, UnusableConnection
 from tests.support import accounts
-from tests.support.accounts import Account
 from tests.support.cases import case
 from tests.support.database import Database
+from tests.support.on_servers import on, spread
 from tests.support.published import TOPIC, texts
 
 OUTBOX = Outbox()
@@ -45,13 +44,6 @@ async def in_session(engine: AsyncEngine) -> AsyncIterator[Handle]:
 
 
 @asynccontextmanager
-async def in_sessionmaker(engine: AsyncEngine) -> AsyncIterator[Handle]:
-    """A transaction that a sessionmaker begins."""
-    async with async_sessionmaker(engine).begin() as session:
-        yield session
-
-
-@asynccontextmanager
 async def in_session_on_connection(engine: AsyncEngine) -> AsyncIterator[Handle]:
     """An AsyncSession that joins the transaction of a connection, which commits after it."""
     async with engine.begin() as connection, AsyncSession(connection) as session:
@@ -60,8 +52,8 @@ async def in_session_on_connection(engine: AsyncEngine) -> AsyncIterator[Handle]
 
 
 Way = Callable[[AsyncEngine], AbstractAsyncContextManager[Handle]]
-WAYS: list[Way] = [in_connection, in_session, in_sessionmaker, in_session_on_connection]
-every_way = pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+WAYS: list[Way] = [in_connection, in_session, in_session_on_connection]
+every_way = spread("way", WAYS)
 
 
 def run(database: Database, work: Work, **options: Any) -> None:
@@ -146,47 +138,7 @@ def test_a_cancelled_task_leaves_nothing(shop: Database, way: Way) -> None:
     assert texts(shop.engine()) == []
 
 
-def test_a_session_goes_on(shop: Database) -> None:
-    """After a commit, a rollback or a close, an AsyncSession writes only the messages of its new transaction;
-    rolling back a savepoint discards its messages."""
-
-    async def work(engine: AsyncEngine) -> None:
-        async with AsyncSession(engine) as session:
-            await OUTBOX.publish(session, TOPIC, "never", key="k")
-            await session.rollback()
-            await OUTBOX.publish(session, TOPIC, "never", key="k")
-            await session.close()
-            await OUTBOX.publish(session, TOPIC, "1", key="k")
-            await session.commit()
-            await OUTBOX.publish(session, TOPIC, "2", key="k")
-            savepoint = await session.begin_nested()
-            await OUTBOX.publish(session, TOPIC, "never", key="k")
-            await savepoint.rollback()
-            async with session.begin_nested():
-                await OUTBOX.publish(session, TOPIC, "3", key="k")
-            await session.commit()
-
-    run(shop, work)
-    assert texts(shop.engine()) == ["1", "2", "3"]
-
-
-def test_messages_are_written_after_the_business_rows(shop: Database) -> None:
-    """A message that an AsyncSession publishes first is written last, after the business rows."""
-
-    async def work(engine: AsyncEngine) -> None:
-        async with AsyncSession(engine) as session:
-            await OUTBOX.publish(session, TOPIC, "a")
-            session.add(Account(name="new", total=1))
-            await session.flush()
-            message = await session.execute(text("SELECT count(*) FROM outbox_message"))
-            assert message.scalar_one() == 0
-            assert (await session.execute(select(Account.name).where(Account.name == "new"))).all()
-            await session.commit()
-
-    run(shop, work)
-    assert texts(shop.engine()) == ["a"]
-
-
+@on("sqlite")
 def test_a_scoped_session_is_the_session_of_its_scope(shop: Database) -> None:
     """`publish` accepts an async_scoped_session and uses the session of the current task."""
 
@@ -202,6 +154,7 @@ def test_a_scoped_session_is_the_session_of_its_scope(shop: Database) -> None:
     assert texts(shop.engine()) == ["a", "b"]
 
 
+@on("sqlite")
 def test_inside_an_asynchronous_inbox(shop: Database) -> None:
     """A handler of `AsyncInbox` publishes in its own transaction; for a duplicate nothing is published
     again."""
@@ -251,6 +204,7 @@ def test_missing_tables_name_the_command_that_makes_them(database: Database) -> 
             publish(way)
 
 
+@on("sqlite")
 def test_a_bad_message_is_refused_before_it_is_awaited(shop: Database) -> None:
     """A message that exceeds a limit raises an error when `publish` is called, even if the await is
     forgotten."""
@@ -265,6 +219,7 @@ def test_a_bad_message_is_refused_before_it_is_awaited(shop: Database) -> None:
     assert texts(shop.engine()) == ["ever"]
 
 
+@on("sqlite", "postgresql")
 def test_the_wake_up_leaves_nothing_behind(shop: Database) -> None:
     """The loop can end, and the engine be disposed of, right after a commit, without a later error or
     warning."""

@@ -1,14 +1,12 @@
 """Sessions with several databases: messages go to the database that the session writes to, or nothing is
 committed."""
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, insert, select, text
 from sqlalchemy.exc import DBAPIError, UnboundExecutionError
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from inbox import errors as inbox_errors
@@ -17,6 +15,7 @@ from outbox.errors import InvalidOption, UnusableConnection
 from tests.support import accounts
 from tests.support.accounts import Account
 from tests.support.database import Database
+from tests.support.on_servers import on, spread
 from tests.support.published import TOPIC, texts
 from tests.support.several_databases import balance, other, recipe, replica
 
@@ -60,7 +59,7 @@ def add_only(session: Session) -> None:
     session.add(Account(name="new", total=1))
 
 
-@pytest.mark.parametrize("steps", [(publish, flush), (flush, publish), (publish, add_only)])
+@spread("steps", [(publish, flush), (flush, publish), (publish, add_only)])
 def test_a_session_that_writes_to_two_databases(
     migrated: Database, other: Database, steps: tuple[Steps, ...]
 ) -> None:
@@ -96,10 +95,9 @@ def test_a_session_is_refused_for_its_messages_only(migrated: Database, other: D
     assert texts(migrated.engine()) == []
 
 
+@on("mariadb", "mysql")
 def test_two_phases(migrated: Database, other: Database) -> None:
     """With a two-phase commit, a session can write to two databases."""
-    if migrated.url.get_backend_name() != "mysql":
-        pytest.skip("test_outbox_session has PostgreSQL's two-phase commit, and SQLite has none")
     with Session(migrated.engine(), binds={Account: other.engine()}, twophase=True) as session:
         accounts.add(session)
         OUTBOX.publish(session, TOPIC, "told")
@@ -108,6 +106,7 @@ def test_two_phases(migrated: Database, other: Database) -> None:
     assert texts(migrated.engine()) == ["told"]
 
 
+@on("sqlite", "postgresql")
 def test_a_swallowed_error_on_the_second_database(migrated: Database, other: Database) -> None:
     """If the application swallows an error that aborted its writes to the second database, the first database
     is not committed either."""
@@ -129,6 +128,7 @@ ARGUMENTS: list[Callable[[Engine], dict[str, Any]]] = [
 ]
 
 
+@on("sqlite")
 @pytest.mark.parametrize("arguments", ARGUMENTS, ids=["bind", "mapper", "clause"])
 def test_the_bind_can_be_named(migrated: Database, other: Database, arguments: Any) -> None:
     """`bind_arguments` chooses the outbox's database, as for `Session.execute`."""
@@ -143,6 +143,7 @@ def test_the_bind_can_be_named(migrated: Database, other: Database, arguments: A
     assert sorted(texts(engine)) == ["1", "2"]
 
 
+@on("sqlite")
 def test_the_outbox_has_a_bind_of_its_own(migrated: Database, other: Database) -> None:
     """If the session has a bind for the outbox's table, that bind is used; a session without any bind for it
     raises an error."""
@@ -156,6 +157,7 @@ def test_the_outbox_has_a_bind_of_its_own(migrated: Database, other: Database) -
         OUTBOX.publish(session, TOPIC, "never")
 
 
+@on("sqlite")
 def test_bad_bind_arguments(migrated: Database) -> None:
     """`bind_arguments` has to be a mapping with valid values, and is rejected on a Connection."""
     engine = migrated.engine()
@@ -166,32 +168,3 @@ def test_bad_bind_arguments(migrated: Database) -> None:
     with engine.begin() as connection, pytest.raises(InvalidOption, match="bind_arguments="):
         OUTBOX.publish(connection, TOPIC, "never", bind_arguments={"bind": engine})
     assert texts(engine) == []
-
-
-def test_async_sessions(migrated: Database, other: Database) -> None:
-    """An AsyncSession is routed, or rejected, in the same way."""
-    if migrated.url.get_backend_name() == "mysql":
-        pytest.skip("it cannot tell that nothing was written")
-
-    async def main() -> None:
-        first, second = create_async_engine(migrated.async_url), create_async_engine(other.async_url)
-        routing = recipe(first.sync_engine, [second.sync_engine])
-        async with AsyncSession(sync_session_class=routing) as session:
-            assert await session.scalar(select(Account.total)) == 0
-            session.add(Account(name="new", total=1))
-            await OUTBOX.publish(session, TOPIC, "told")
-            await session.commit()
-        async with AsyncSession(second, binds={Account: first}) as session:
-            await OUTBOX.publish(session, TOPIC, "named", bind_arguments={"bind": first})
-            await session.commit()
-        async with AsyncSession(first, binds={Account: second}) as session:
-            await OUTBOX.publish(session, TOPIC, "never")
-            await accounts.add_async(session)
-            with pytest.raises(UnusableConnection):
-                await session.commit()
-        await first.dispose()
-        await second.dispose()
-
-    asyncio.run(main())
-    assert sorted(texts(migrated.engine())) == ["named", "told"]
-    assert balance(other) == 0

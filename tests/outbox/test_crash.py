@@ -3,8 +3,8 @@
 import random
 import signal
 import threading
+from itertools import product
 
-import pytest
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
@@ -14,16 +14,17 @@ from outbox import Outbox
 from tests.support import accounts, outbox_producer
 from tests.support.database import Database
 from tests.support.forked import run_forked
-from tests.support.outbox_producer import POINTS
+from tests.support.on_servers import spread
 from tests.support.published import TOPIC, texts
 from tests.support.together import Task
 
 OUTBOX = Outbox()
+SOURCES = ["connection", "session"]
+KILLED = ["before commit", "after commit", "after business row", "after publish"]
 
 
-@pytest.mark.parametrize("source", ["connection", "session"])
-@pytest.mark.parametrize("point", [point for point in POINTS if point != "never"])
-def test_a_killed_producer_says_all_or_nothing(migrated: Database, source: str, point: str) -> None:
+@spread("point, source", product(KILLED, SOURCES), elsewhere=len(KILLED))
+def test_a_killed_producer_publishes_all_or_nothing(migrated: Database, point: str, source: str) -> None:
     """A producer is killed with kill -9 during its transaction, or right after it. If its business row is
     there, all its messages are sent in order; otherwise none is."""
     engine = migrated.engine()
@@ -37,19 +38,6 @@ def test_a_killed_producer_says_all_or_nothing(migrated: Database, source: str, 
         accounts.add(connection)  # waits until the server has noticed that the producer is gone
         OUTBOX.publish(connection, TOPIC, "4", key="k")
     assert texts(engine) == ["4"]
-
-
-@pytest.mark.parametrize("source", ["connection", "session"])
-def test_a_producer_that_lives_says_it_once(migrated: Database, source: str) -> None:
-    """The same producer publishes if it is not killed, which shows that the other test sees the effect of the
-    kill."""
-    engine = migrated.engine()
-    accounts.make(engine)
-    for _ in range(2):
-        code, printed, errors = run_producer(migrated, source, "never")
-        assert (code, printed) == (0, "done\n"), errors
-    assert accounts.total(engine) == 2
-    assert texts(engine) == ["1", "2", "3"] * 2
 
 
 def run_producer(database: Database, source: str, point: str) -> tuple[int, str, str]:

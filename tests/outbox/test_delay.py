@@ -1,25 +1,23 @@
 """Delayed messages are due by the database's clock, and are then sent in order."""
 
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, select, update
-from sqlalchemy.orm import Session
 
 from inbox.schema import utcnow
 from outbox import Message, Outbox, schema
 from tests.support.database import Database
+from tests.support.on_servers import on, spread
 from tests.support.published import TOPIC, WAYS, Way, texts, waiting
 
 OUTBOX = Outbox()
 DELAYED = schema.tables().delayed
 EAST, WEST = timezone(timedelta(hours=14)), timezone(timedelta(hours=-11, minutes=-30))
 
-ways = ["connection", "session", "session on a connection"]
-every_way = pytest.mark.parametrize("way", [WAYS[name] for name in ways], ids=ways)
+every_way = spread("way", [WAYS[name] for name in ("connection", "session", "session on a connection")])
 
 
 @pytest.fixture
@@ -116,17 +114,7 @@ def test_a_time_that_has_passed_is_due(engine: Engine, way: Way) -> None:
     assert sorted(eventually(engine, 4)) == ["a moment", "no time", "nothing", "years"]
 
 
-def test_a_delayed_message_comes_behind_those_before_it(engine: Engine) -> None:
-    """A delayed message comes after the messages of its key that were published before it became due; several
-    delayed ones are sent in the order of their due times."""
-    now = clock(engine)
-    with engine.begin() as connection:
-        for name, seconds in (("3", 0.3), ("1", 0.1), ("2", 0.2)):
-            OUTBOX.publish(connection, TOPIC, name, key="k", available_at=now + timedelta(seconds=seconds))
-        OUTBOX.publish(connection, TOPIC, "0", key="k")
-    assert eventually(engine, 4) == ["0", "1", "2", "3"]
-
-
+@on("sqlite")
 def test_many_with_and_without_a_delay(engine: Engine) -> None:
     """`publish_many` accepts messages with and without a delay, and returns their ids in the given order."""
     messages = [
@@ -142,16 +130,6 @@ def test_many_with_and_without_a_delay(engine: Engine) -> None:
     now = {row.payload: row.id for row in waiting(engine)}
     assert (now | later) == {b"0": ids[0], b"1": ids[1], b"2": ids[2], b"3": ids[3]}
     assert len(now) == len(later) == 2
-
-
-@pytest.mark.parametrize("end", [Session.rollback, Session.close])
-def test_a_delayed_message_rolls_back(engine: Engine, end: Callable[[Session], None]) -> None:
-    """A delayed message is written in the caller's transaction, and rolled back with it."""
-    with Session(engine) as session:
-        OUTBOX.publish(session, TOPIC, "never", delay=0.001)
-        end(session)
-        session.commit()
-    assert due(engine) == {}
 
 
 def test_the_ends_of_the_calendar(migrated: Database) -> None:

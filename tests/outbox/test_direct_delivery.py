@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine
 
-from inbox import Backoff, Delivery, Inbox, Verdict, message_id, message_key
+from inbox import Backoff, Delivery, Inbox, Verdict, message_key
 from inbox import Outcome as InboxOutcome
 from inbox.errors import StoreUnreachable
 from outbox import AsyncDirectDelivery, DirectDelivery, Envelope, Outbox, Relay
 from outbox.errors import InvalidOption
 from tests.support import accounts
 from tests.support.database import Database
+from tests.support.listeners import Fault
+from tests.support.on_servers import on
 from tests.support.outbox_publishers import (
     dead,
     let_backoffs_end,
@@ -24,15 +26,9 @@ from tests.support.outbox_publishers import (
     waiting,
 )
 
-pytestmark = pytest.mark.quick("postgresql", "sqlite")
-
 CHAIN = ("order", "reserve", "pay", "ship")
 ORDERS = [f"{key}1" for key in "abcdefgh"]
 NEW = InboxOutcome(Verdict.NEW)
-
-
-class Fault(Exception):
-    """An error of the handler itself."""
 
 
 @pytest.fixture
@@ -71,6 +67,7 @@ def test_a_chain_of_handlers(engine: Engine) -> None:
     assert not dead(engine)
 
 
+@on("sqlite")
 def test_handlers_made_for_a_broker(engine: Engine) -> None:
     """A handler that is annotated with a broker's `Delivery` is accepted unchanged, also by type checkers."""
 
@@ -84,31 +81,7 @@ def test_handlers_made_for_a_broker(engine: Engine) -> None:
     assert accounts.totals(engine)["order"] == 1
 
 
-def test_a_producer_that_resends(engine: Engine) -> None:
-    """The same order with another message id changes nothing, and nothing more is published for it."""
-    publish(engine, *ORDERS, topic="order")
-    delivery = DirectDelivery(chain(engine))
-    relay(engine, delivery)
-    publish(engine, *ORDERS, *ORDERS, topic="order")
-    assert relay(engine, delivery) == 2 * len(ORDERS)
-    assert accounts.totals(engine) == dict.fromkeys(CHAIN, len(ORDERS))
-
-
-def test_several_messages_of_a_key(engine: Engine) -> None:
-    """If the inbox key is the message id, each message of a key takes effect, in the order of publishing."""
-    seen: list[str] = []
-
-    @Inbox("order").handler(engine, key=message_id)
-    def handle(connection: Connection, message: Envelope) -> None:
-        accounts.add(connection, "order")
-        seen.append(name_of(message))
-
-    publish(engine, "a1", "a2", "a3")
-    assert relay(engine, DirectDelivery({"orders": handle})) == 3
-    assert seen == ["a1", "a2", "a3"]
-    assert accounts.total(engine, "order") == 3
-
-
+@on("sqlite")
 def test_a_handler_that_fails_now_and_then(engine: Engine) -> None:
     """When a handler fails, its writes and messages are rolled back; the message is delivered again, and the
     result is exact."""
@@ -131,6 +104,7 @@ def test_a_handler_that_fails_now_and_then(engine: Engine) -> None:
     assert not dead(engine)
 
 
+@on("sqlite")
 def test_a_handler_that_always_fails(engine: Engine) -> None:
     """After `max_attempts` failures the message is a dead letter with the reason, and has had no effect."""
     publish(engine, "a1", topic="order")
@@ -149,6 +123,7 @@ def test_a_handler_that_always_fails(engine: Engine) -> None:
     assert not waiting(engine)
 
 
+@on("sqlite")
 def test_an_error_that_is_not_the_message_s_fault(engine: Engine) -> None:
     """A transient error is retried however often it occurs, and does not count as a failure of the
     message."""
@@ -168,6 +143,7 @@ def test_an_error_that_is_not_the_message_s_fault(engine: Engine) -> None:
     assert relay(engine, delivery) == 1
 
 
+@on("sqlite")
 def test_a_topic_that_fails_stops_no_other(engine: Engine) -> None:
     """Hundreds of messages whose handler raises stand before a message of another topic: that one is
     delivered in the same call of `run_once`, and each of the others has been tried once."""
@@ -186,6 +162,7 @@ def test_a_topic_that_fails_stops_no_other(engine: Engine) -> None:
     assert accounts.total(engine, "ship") == 1
 
 
+@on("sqlite")
 def test_another_payload_is_a_dead_letter(engine: Engine) -> None:
     """A message with the same key and another payload is refused, and its dead letter says so."""
 
@@ -199,6 +176,7 @@ def test_another_payload_is_a_dead_letter(engine: Engine) -> None:
     assert accounts.total(engine, "order") == 1
 
 
+@on("sqlite")
 def test_a_topic_that_nobody_handles(engine: Engine) -> None:
     """Messages of a topic without a handler become dead letters; other messages in the same batch are
     handled."""
@@ -211,6 +189,7 @@ def test_a_topic_that_nobody_handles(engine: Engine) -> None:
     assert accounts.total(engine, "ship") == 1
 
 
+@on("sqlite")
 def test_handlers_run_at_the_same_time(engine: Engine) -> None:
     """`concurrency` handlers run at the same time, for different keys."""
     barrier, threads = threading.Barrier(4), set[int]()
@@ -240,7 +219,7 @@ def test_a_chain_with_several_threads(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("kind", [DirectDelivery, AsyncDirectDelivery])
-def test_options_that_cannot_be_used(kind: Any) -> None:
+def test_invalid_options(kind: Any) -> None:
     """An invalid option raises an error that names it."""
     wrong: list[tuple[Any, dict[str, Any], str]] = [
         (None, {}, "handlers=None"),
@@ -262,6 +241,7 @@ def handle_nothing(_: Envelope) -> InboxOutcome:
     return NEW
 
 
+@on("sqlite", "postgresql")
 def test_a_relay_that_runs(engine: Engine) -> None:
     """Each handler's commit wakes the relay for the next message, so that the chain does not wait for
     polling."""
@@ -282,6 +262,7 @@ def test_a_relay_that_runs(engine: Engine) -> None:
     assert accounts.totals(engine) == dict.fromkeys(CHAIN, len(ORDERS))
 
 
+@on("sqlite")
 def test_a_relay_that_is_stopped(engine: Engine) -> None:
     """After a stop, running handlers finish and no other one begins; the other messages are delivered by the
     next relay immediately."""

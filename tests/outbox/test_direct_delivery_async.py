@@ -2,45 +2,23 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from typing import Any
 
-import pytest
 from sqlalchemy import Engine
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from inbox import AsyncClaim, AsyncInbox, AsyncStatusInbox, Outcome, SqlStore, Verdict, message_key
+from inbox import AsyncClaim, AsyncInbox, AsyncStatusInbox, SqlStore, message_key
 from inbox.errors import GiveUp
 from outbox import AsyncDirectDelivery, AsyncRelay, Envelope, Outbox
+from tests.outbox.test_direct_delivery import CHAIN, ORDERS, engine
+from tests.relay.test_async import in_loop
 from tests.support import accounts
 from tests.support.database import Database
+from tests.support.listeners import Fault
+from tests.support.on_servers import on
 from tests.support.outbox_publishers import dead, let_backoffs_end, messages, name_of, publish, waiting
 
-CHAIN = ("order", "reserve", "pay", "ship")
-ORDERS = [f"{key}1" for key in "abcdefgh"]
-
-
-class Fault(Exception):
-    """An error of the handler itself."""
-
-
-@pytest.fixture
-def engine(migrated: Database) -> Engine:
-    """A database with an account for each step of the chain."""
-    engine = migrated.engine()
-    accounts.make(engine, CHAIN)
-    return engine
-
-
-def in_loop(database: Database, scenario: Callable[[AsyncEngine], Awaitable[Any]]) -> Any:
-    async def with_engine() -> Any:
-        engine = create_async_engine(database.async_url)
-        try:
-            return await asyncio.wait_for(scenario(engine), 120)
-        finally:
-            await engine.dispose()
-
-    return asyncio.run(with_engine())
+__all__ = ["engine"]
 
 
 def test_a_chain_of_tasks(migrated: Database, engine: Engine) -> None:
@@ -76,6 +54,7 @@ def test_a_chain_of_tasks(migrated: Database, engine: Engine) -> None:
     assert not dead(engine)
 
 
+@on("sqlite")
 def test_status_table_mode_of_tasks(migrated: Database, engine: Engine) -> None:
     """An asynchronous handler runs steps; a message whose handler gives up becomes a dead letter."""
     publish(engine, "a1", "b1", topic="order")
@@ -100,25 +79,3 @@ def test_status_table_mode_of_tasks(migrated: Database, engine: Engine) -> None:
 def _add(engine: Engine) -> None:
     with engine.begin() as connection:
         accounts.add(connection, "order")
-
-
-def test_a_relay_of_tasks_that_is_stopped(migrated: Database, engine: Engine) -> None:
-    """After a stop, running handlers finish and no other one begins; the other messages are delivered by the
-    next relay immediately."""
-    publish(engine, *ORDERS)
-    seen: list[str] = []
-
-    async def scenario(tasks: AsyncEngine) -> None:
-        async def handle(message: Envelope) -> Outcome:
-            running.stop()
-            seen.append(name_of(message))
-            return Outcome(Verdict.NEW)
-
-        delivery = AsyncDirectDelivery({"orders": handle})
-        running = AsyncRelay(tasks, delivery)
-        await running.run()
-        assert seen == ORDERS[:1]
-        assert await AsyncRelay(tasks, delivery).run_once() == len(ORDERS) - 1
-
-    in_loop(migrated, scenario)
-    assert seen == ORDERS

@@ -11,6 +11,7 @@ from outbox import DirectDelivery, Envelope, Outbox
 from tests.support import accounts
 from tests.support.database import Database
 from tests.support.listeners import Fault
+from tests.support.on_servers import on
 from tests.support.outbox_publishers import dead, let_backoffs_end, name_of, publish, relay
 
 
@@ -53,6 +54,7 @@ def test_a_handler_with_steps(engine: Engine) -> None:
     assert "dead" in dead(engine)["b1"].error
 
 
+@on("sqlite")
 def test_the_inbox_counts_for_itself(engine: Engine) -> None:
     """However few attempts the delivery allows, the message is refused only when its inbox gives it up, after
     its steps have been undone."""
@@ -72,6 +74,7 @@ def test_the_inbox_counts_for_itself(engine: Engine) -> None:
     assert (dead(engine)["a1"].attempts, dead(engine)["a1"].error) == (4, "dead: Fault: no")
 
 
+@on("sqlite")
 def test_a_message_without_a_key(engine: Engine) -> None:
     """The inbox cannot claim a message without a key, so the delivery counts its attempts: it is refused in
     the end, and stops no other message."""

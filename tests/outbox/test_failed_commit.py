@@ -8,18 +8,17 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, create_engine, event, select, text
+from sqlalchemy import Connection, Engine, event, select, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.orm import Session
 
-from examples.embedded_postgres import EmbeddedPostgres
-from inbox.schema import metadata
 from outbox import Outbox
 from outbox._waking import in_process
 from tests.support import accounts
 from tests.support.accounts import Account
 from tests.support.database import Database
+from tests.support.on_servers import WITH_WRITERS, on, spread
 from tests.support.published import TOPIC, texts
 from tests.support.together import wait_until_blocked
 
@@ -74,20 +73,6 @@ def in_session(engine: Engine) -> AbstractContextManager[Session]:
     return Session(engine)
 
 
-def in_sessionmaker(engine: Engine) -> AbstractContextManager[Session]:
-    return sessionmaker(engine)()
-
-
-@contextmanager
-def as_a_dependency(engine: Engine) -> Iterator[Session]:
-    """A session closed at the end in any case, as in FastAPI's documentation."""
-    session = Session(engine)
-    try:
-        yield session
-    finally:
-        session.close()
-
-
 @contextmanager
 def rolling_back(engine: Engine) -> Iterator[Session]:
     """A session that is rolled back explicitly and used again."""
@@ -110,13 +95,11 @@ def commit_in(open_session: Open, engine: Engine) -> None:
         session.commit()
 
 
-@pytest.mark.parametrize(
-    ("open_session", "error"),
+@spread(
+    "open_session, error",
     [
         (in_session, Spoilt),
         (in_session, KeyboardInterrupt),
-        (in_sessionmaker, Spoilt),
-        (as_a_dependency, Spoilt),
         (rolling_back, Spoilt),
     ],
 )
@@ -131,7 +114,7 @@ def test_messages_cannot_be_written(
     check_nothing_is_left(engine, migrated.engine())
 
 
-@pytest.mark.parametrize("moment", ["first", "last"])
+@spread("moment", ["first", "last"])
 def test_a_listener_of_the_application_fails(migrated: Database, engine: Engine, moment: str) -> None:
     """The same if a listener of the application raises, before or after the messages are written."""
     calls = iter([True])
@@ -172,6 +155,7 @@ def test_a_lock_is_not_had_in_time(migrated: Database) -> None:
     check_nothing_is_left(soon, migrated.engine())
 
 
+@on("sqlite")
 def test_a_pool_that_was_renewed(migrated: Database, engine: Engine) -> None:
     """The same with the new pool of an engine that was disposed of."""
     with Session(engine) as session:
@@ -181,6 +165,7 @@ def test_a_pool_that_was_renewed(migrated: Database, engine: Engine) -> None:
     test_messages_cannot_be_written(migrated, engine, in_session, Spoilt)
 
 
+@on("sqlite")
 def test_the_wake_up_fails(migrated: Database, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A commit does not fail if relays cannot be woken, for example because the process cannot start a
     thread."""
@@ -196,6 +181,7 @@ def test_the_wake_up_fails(migrated: Database, engine: Engine, monkeypatch: pyte
     assert texts(migrated.engine()) == ["told", "told"]
 
 
+@on("sqlite")
 def test_a_wake_up_that_is_interrupted(migrated: Database, engine: Engine) -> None:
     """Ctrl-C while relays are being woken rolls the transaction back."""
 
@@ -222,36 +208,6 @@ def relay_woken_by(engine: Engine, wake: in_process.Wake) -> Iterator[None]:
         yield
     finally:
         in_process.unregister((engine.url, None), wake)
-
-
-@pytest.mark.parametrize("prepares", [True, False], ids=["prepared", "committed"])
-@pytest.mark.parametrize("error", [Spoilt, KeyboardInterrupt])
-def test_two_phases(migrated: Database, engine: Engine, error: type[BaseException], prepares: bool) -> None:
-    """The same with a two-phase commit, where messages are written before the transaction is prepared."""
-    if migrated.name == "sqlite":
-        pytest.skip("SQLite has no two-phase commit")
-    if migrated.name != "postgresql":
-        _fail_in_two_phases(engine, migrated.engine(), prepares)
-        return
-    with EmbeddedPostgres({"max_prepared_transactions": "4"}) as server:  # the default is 0
-        observer, engine = create_engine(server.url), create_engine(server.url, **POOL_OF_ONE)
-        metadata.create_all(observer)
-        accounts.make(observer)
-        _fail_in_two_phases(engine, observer, prepares)
-        observer.dispose()
-        engine.dispose()
-
-
-def _fail_in_two_phases(engine: Engine, observer: Engine, prepares: bool) -> None:
-    spoil_insert(engine)
-    with Session(engine, twophase=True) as session:
-        work(session)
-        transaction = session.connection().get_transaction()
-        assert transaction is not None
-        end = session.prepare if prepares else transaction.commit
-        with pytest.raises(Spoilt):
-            end()
-    check_nothing_is_left(engine, observer)
 
 
 def run_async(database: Database, failing: Callable[[AsyncEngine], Any], **options: Any) -> None:
@@ -282,7 +238,7 @@ async def commit_async(engine: AsyncEngine) -> None:
         await session.commit()
 
 
-@pytest.mark.parametrize("error", [Spoilt, asyncio.CancelledError])
+@spread("error", [Spoilt, asyncio.CancelledError])
 def test_messages_cannot_be_written_async(migrated: Database, error: type[BaseException]) -> None:
     """If an AsyncSession cannot write its messages, the business rows are not committed either."""
 
@@ -294,20 +250,9 @@ def test_messages_cannot_be_written_async(migrated: Database, error: type[BaseEx
     run_async(migrated, fail)
 
 
-def test_a_lock_is_not_had_in_time_async(migrated: Database) -> None:
-    """The same in an AsyncSession if the wait for a lock times out."""
-
-    async def fail(engine: AsyncEngine) -> None:
-        with locked(migrated), pytest.raises(OperationalError):
-            await commit_async(engine)
-
-    run_async(migrated, fail, connect_args=SOON[migrated.url.get_backend_name()])
-
-
+@on(*WITH_WRITERS)
 def test_a_task_is_cancelled_while_it_commits(migrated: Database) -> None:
     """The same if the task is cancelled while the database executes the INSERT of the message."""
-    if migrated.name == "sqlite":
-        pytest.skip("SQLite does not wait in the INSERT")
 
     async def fail(engine: AsyncEngine) -> None:
         task = asyncio.create_task(commit_async(engine))

@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 
 from outbox import Envelope, Message, Outbox
 from outbox.errors import InvalidMessage
+from tests.support.cases import case
 from tests.support.database import Database
 from tests.support.program import run
 from tests.support.published import TOPIC, WAYS, Way, relayed
@@ -205,23 +206,12 @@ def test_the_limit_is_that_of_what_is_sent(engine: Engine) -> None:
         outbox.publish(connection, TOPIC, "x" * 150)
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "/shop",
-        "shop",
-        "https://shop.example:80/a?b=c#d",
-        "urn:uuid:1-2",
-        "mailto:a@b",
-        "//[::1]/a",
-        "%C3%A4",
-        "?a",
-        "#",
-    ],
-)
-def test_sources_of_events(source: str) -> None:
+def test_sources_of_events() -> None:
     """A source can be a URI or a URI reference."""
-    Outbox(cloudevents=source)
+    uris = ["https://shop.example:80/a?b=c#d", "urn:uuid:1-2", "mailto:a@b", "//[::1]/a"]
+    for source in (*uris, "/shop", "shop", "%C3%A4", "?a", "#"):
+        with case(source):
+            Outbox(cloudevents=source)
 
 
 def test_every_cloud_event_has_its_own_id(engine: Engine, telling: Outbox) -> None:

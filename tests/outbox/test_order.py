@@ -1,6 +1,6 @@
 """The order of messages, and commits in another order than that of their sequences."""
 
-import threading
+import time
 
 import pytest
 from sqlalchemy import Engine
@@ -10,8 +10,11 @@ from outbox import Outbox, Relay
 from tests.support import accounts
 from tests.support.accounts import Account
 from tests.support.database import Database
+from tests.support.on_servers import WITH_WRITERS, on
 from tests.support.outbox_publishers import Recorder
+from tests.support.processes import wait_until
 from tests.support.published import TOPIC, texts
+from tests.support.relay.crashes import running
 from tests.support.together import Task, together, wait_until_blocked
 
 OUTBOX = Outbox()
@@ -25,11 +28,10 @@ def engine(migrated: Database) -> Engine:
     return engine
 
 
-def test_messages_have_the_order_of_the_changes(migrated: Database, engine: Engine) -> None:
+@on(*WITH_WRITERS)
+def test_messages_have_the_order_of_the_changes(engine: Engine) -> None:
     """Two sessions publish about one row and change it in the opposite order: the messages are sent in the
     order of the changes."""
-    if migrated.name == "sqlite":
-        pytest.skip("one writer has no second one beside it")
     with Session(engine) as first, Session(engine) as second:
         OUTBOX.publish(second, TOPIC, "second change", key="cash")
         OUTBOX.publish(first, TOPIC, "first change", key="cash")
@@ -67,54 +69,24 @@ def test_many_sessions_on_one_row(engine: Engine) -> None:
     assert [changes[name] for name in texts(engine)] == [*range(1, 51)]
 
 
-def test_commits_in_the_opposite_order_lose_nothing(migrated: Database, engine: Engine) -> None:
-    """If a transaction with a lower sequence commits after one with a higher sequence, both messages are
-    sent, even if a relay has looked in between."""
-    if migrated.name == "sqlite":
-        pytest.skip("one writer has no second one beside it")
-    with engine.connect() as slow, engine.connect() as quick:
-        OUTBOX.publish(slow, TOPIC, "slow", key="k")
-        OUTBOX.publish(quick, TOPIC, "quick", key="k")
-        quick.commit()
-        assert texts(engine) == ["quick"]
-        slow.commit()
-    assert texts(engine) == ["slow"]
-
-
+@on(*WITH_WRITERS)
 def test_a_relay_at_work_finds_what_commits_late(migrated: Database, engine: Engine) -> None:
     """The same for a relay that keeps running while many later messages are published and sent: what it has
     learned about the sequences does not make it skip an open transaction."""
-    if migrated.name == "sqlite":
-        pytest.skip("one writer has no second one beside it")
     recorder = Recorder()
-    relay = Relay(migrated.engine(), recorder, lease=2, poll=0.05)
-    running = Task(relay.run)
-    try:
+    keys = [f"key-{number}" for number in range(20)]
+    with running(Relay(migrated.engine(), recorder, lease=2, poll=0.05)):
         with engine.connect() as slow:
-            keys = [f"key-{number}" for number in range(20)]
             for key in keys:
                 OUTBOX.publish(slow, TOPIC, f"slow {key}", key=key)
             for round_ in range(8):
                 with engine.begin() as quick:
                     for key in keys:
                         OUTBOX.publish(quick, TOPIC, f"quick {round_} {key}", key=key)
-                until_sent(recorder, 20 * (round_ + 1))
-                threading.Event().wait(0.4)  # every half second the relay checks which transactions write
+                wait_until(lambda: len(recorder.accepted) >= 20 * (round_ + 1))  # noqa: B023
+                time.sleep(0.4)  # every half second the relay checks which transactions write
             slow.commit()
-        until_sent(recorder, 20 * 9)
-    finally:
-        relay.stop()
-        running.result()
+        wait_until(lambda: len(recorder.accepted) >= 20 * 9)
     sent = [message.payload.decode() for message in recorder.accepted]
     assert len(set(sent)) == len(sent) == 20 * 9
     assert sorted(sent[-20:]) == sorted(f"slow {key}" for key in keys)
-
-
-def until_sent(recorder: Recorder, many: int) -> None:
-    """Wait until a relay has sent this many messages."""
-    end = threading.Event()
-    for _ in range(600):
-        if len(recorder.accepted) >= many:
-            return
-        end.wait(0.05)
-    raise AssertionError(f"{len(recorder.accepted)} of {many} messages were sent")

@@ -2,12 +2,12 @@
 
 from collections import Counter
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, event
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
 from inbox import is_transient
@@ -27,9 +27,8 @@ from outbox import (
 )
 from outbox._relaying.chores import Overtaken, forget_sent
 from outbox.errors import InvalidMessage
-from tests.outbox.test_async import run
-from tests.support import accounts
 from tests.support.database import Database
+from tests.support.on_servers import WITH_WRITERS, on, spread
 from tests.support.outbox_publishers import ACCEPTED, TABLES, Recorder, let_leases_end
 from tests.support.published import TOPIC, WAYS, Way, beginning_early, break_off, relayed, texts
 from tests.support.together import Task, together, wait_until_blocked
@@ -39,7 +38,7 @@ pytestmark = [pytest.mark.mysql, pytest.mark.quick("postgresql", "sqlite")]
 OUTBOX = Outbox()
 STRANGE = ["a", "A", "a ", " a", "{a,b}", 'say "hi"', "back\\slash", "'; --", "%s", "x" * 128, "NULL"]
 
-every_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+every_way = spread("way", WAYS.values())
 
 
 @pytest.fixture
@@ -103,7 +102,7 @@ def be_sent(engine: Engine) -> None:
     assert texts(engine, keep_sent=3_600) == ["first"]
 
 
-@pytest.mark.parametrize("be", [be_delayed, be_dead, be_held, be_revived, be_sent])
+@spread("be", [be_delayed, be_dead, be_held, be_revived, be_sent])
 def test_wherever_the_message_is(engine: Engine, be: Callable[[Engine], None]) -> None:
     """An id is in use while its message is delayed, dead, held, retried, or recorded as sent."""
     be(engine)
@@ -140,7 +139,7 @@ def be_purged(engine: Engine) -> None:
     assert purge_dead(engine, 0) == 1
 
 
-@pytest.mark.parametrize("go", [leave, leave_the_record, be_dropped, be_dropped_when_dead, be_purged])
+@spread("go", [leave, leave_the_record, be_dropped, be_dropped_when_dead, be_purged])
 def test_when_the_message_is_gone(engine: Engine, go: Callable[[Engine], None]) -> None:
     """An id can be used again once the outbox no longer knows it."""
     publish(engine, "first")
@@ -164,9 +163,8 @@ def test_what_is_rolled_back_uses_no_id(engine: Engine, way: Way) -> None:
     assert sorted(texts(engine)) == ["before", "ever"]
 
 
-@pytest.mark.parametrize("end", ["commit", "rollback"])
-@pytest.mark.parametrize("kind", ["connection", "session"])
-def test_two_at_the_same_time(migrated: Database, end: str, kind: str) -> None:
+@spread("kind, end", product(["connection", "session"], ["commit", "rollback"]), elsewhere=2)
+def test_two_at_the_same_time(migrated: Database, kind: str, end: str) -> None:
     """The second producer of an id waits for the first one: it adds nothing if that one commits, and adds its
     own message if that one rolls back."""
 
@@ -214,8 +212,7 @@ def test_many_at_the_same_time(migrated: Database) -> None:
     assert Counter(each.id for each in relayed(migrated.engine())) == Counter(ids)
 
 
-@pytest.mark.parametrize("size", [1, 20])
-@pytest.mark.parametrize("keep_sent", [None, 0.001])
+@spread("size, keep_sent", product([20, 1], [None, 0.001]), elsewhere=2)
 def test_ids_of_any_characters(engine: Engine, size: int, keep_sent: float | None) -> None:
     """Ids compare byte for byte, and accepted messages are deleted, whatever characters are in their ids."""
     for rounds in range(2):
@@ -256,11 +253,10 @@ def test_messages_without_an_id_of_their_own_cost_nothing(engine: Engine) -> Non
     assert [each for each in seen if "outbox_id" in each] == []
 
 
+@on(*WITH_WRITERS)
 def test_open_transactions_do_not_hold_up_the_relay(migrated: Database) -> None:
     """The relay sends a message and frees its id although two transactions are open: one has published
     another id, one the same id again."""
-    if migrated.name == "sqlite":
-        pytest.skip("one writer at a time")
     engine = migrated.engine()
     publish(engine, "first", id="a")
     with engine.connect() as other, engine.connect() as again:
@@ -273,23 +269,6 @@ def test_open_transactions_do_not_hold_up_the_relay(migrated: Database) -> None:
     assert sorted(texts(engine)) == ["other", "second"]
 
 
-def test_async(migrated: Database) -> None:
-    """Asynchronous connections and sessions behave in the same way."""
-    accounts.make(migrated.engine())
-
-    async def work(engine: AsyncEngine) -> None:
-        for text in ("first", "never"):
-            async with engine.begin() as connection:
-                await OUTBOX.publish(connection, TOPIC, text, id="a")
-            async with AsyncSession(engine) as session:
-                many = [Message(TOPIC, text, id=each) for each in ("a", "b", "b")]
-                assert await OUTBOX.publish_many(session, many) == ["a", "b", "b"]
-                await session.commit()
-
-    run(migrated, work)
-    assert sorted(texts(migrated.engine())) == ["first", "first"]
-
-
 def in_between(engine: Engine, statement: str, act: Callable[[], object]) -> None:
     """Call a function right after the engine's first statement that begins like this."""
     calls = iter([act])
@@ -300,7 +279,7 @@ def in_between(engine: Engine, statement: str, act: Callable[[], object]) -> Non
             next(calls, lambda: None)()
 
 
-@pytest.mark.parametrize("server", ["postgresql", "mariadb"], indirect=True, scope="session")
+@on("postgresql", "mariadb")
 def test_what_is_sent_again_while_it_is_purged(migrated: Database) -> None:
     """A dead letter that an operator retries during a purge keeps its id: no other message can use it."""
     purging, engine = migrated.engine(), migrated.engine()
@@ -312,7 +291,7 @@ def test_what_is_sent_again_while_it_is_purged(migrated: Database) -> None:
     assert texts(engine) == ["1"]
 
 
-@pytest.mark.parametrize("server", ["postgresql", "mariadb"], indirect=True, scope="session")
+@on("postgresql", "mariadb")
 def test_two_relays_forget_the_same_record(migrated: Database) -> None:
     """When two relays forget the same record, the slower one does not free an id that was used again in the
     meantime."""
@@ -352,7 +331,7 @@ def test_an_id_of_a_message_that_was_dropped_while_it_was_sent(engine: Engine) -
     assert texts(engine) == ["1"]
 
 
-@pytest.mark.parametrize("server", ["postgresql", "mariadb"], indirect=True, scope="session")
+@on("postgresql", "mariadb")
 def test_a_purge_whose_first_letters_others_have_taken(migrated: Database) -> None:
     """If other callers remove the first dead letters of a purge, it continues with the remaining ones."""
     purging, engine = migrated.engine(), migrated.engine()

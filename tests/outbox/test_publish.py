@@ -15,6 +15,7 @@ from outbox._publishing.buckets import bucket_of
 from outbox._publishing.ids import new_id
 from tests.support import accounts
 from tests.support.database import Database
+from tests.support.on_servers import WITH_WRITERS, on, spread
 from tests.support.published import (
     TOPIC,
     WAYS,
@@ -50,7 +51,7 @@ KEYS = [
     "\ufb01",
 ]
 
-every_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+every_way = spread("way", WAYS.values())
 
 
 @pytest.fixture
@@ -97,11 +98,9 @@ def add_and_publish(handle: Handle) -> None:
     OUTBOX.publish(handle, TOPIC, "never", delay=0.001)
 
 
-@every_way
-def test_nothing_leaves_before_the_commit(migrated: Database, engine: Engine, way: Way) -> None:
+@spread("way", WAYS.values(), where=WITH_WRITERS)
+def test_nothing_leaves_before_the_commit(engine: Engine, way: Way) -> None:
     """While the transaction is open, a relay finds nothing."""
-    if migrated.name == "sqlite":
-        pytest.skip("a relay waits for the writer there")
     with way(engine) as handle:
         OUTBOX.publish(handle, TOPIC, "later", key="k")
         assert texts(engine) == []
@@ -156,6 +155,7 @@ def test_many_are_all_or_none(engine: Engine, way: Way) -> None:
     assert texts(engine) == []
 
 
+@on("sqlite")
 def test_a_source_of_messages_that_raises_writes_nothing(engine: Engine) -> None:
     """`publish_many` reads all messages before it writes the first one."""
     with engine.begin() as connection, pytest.raises(ZeroDivisionError):
@@ -230,6 +230,7 @@ def test_the_bucket_of_a_key_never_changes(key: str, bucket: int) -> None:
     assert bucket_of(key, 64) == bucket
 
 
+@on("sqlite")
 def test_a_row_stands_in_the_bucket_of_its_key(engine: Engine) -> None:
     """All messages of a key are in one bucket; messages without a key are spread over the buckets."""
     with engine.begin() as connection:
@@ -261,16 +262,7 @@ def test_in_a_schema(postgres: Database) -> None:
     assert texts(engine) == ["here"]
 
 
-def test_a_sessionmaker_makes_sessions_like_any_other(engine: Engine) -> None:
-    """`sessionmaker.begin()` is also a transaction of the caller."""
-    make = sessionmaker(engine)
-    with make.begin() as session:
-        OUTBOX.publish(session, TOPIC, "a", key="k")
-    with make() as session:
-        OUTBOX.publish(session, TOPIC, "never")
-    assert texts(engine) == ["a"]
-
-
+@on("sqlite")
 def test_a_scoped_session_is_the_session_of_its_scope(engine: Engine) -> None:
     """`publish` accepts a scoped_session, which is all that many applications have."""
     session = scoped_session(sessionmaker(engine))

@@ -2,7 +2,6 @@
 
 import json
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
@@ -13,12 +12,13 @@ from uuid import UUID
 import pytest
 from pydantic import BaseModel, Field
 from pydantic.dataclasses import dataclass as pydantic_dataclass
-from sqlalchemy import Connection
 
 from outbox import Message, Outbox, Refused, Relay, peek, retry_all
 from outbox._publishing.serializer import serialize
 from outbox.errors import InvalidMessage, InvalidOption
+from tests.support.cases import case
 from tests.support.database import Database
+from tests.support.on_servers import on, spread
 from tests.support.outbox_publishers import Recorder
 from tests.support.published import TOPIC, relayed
 
@@ -192,19 +192,20 @@ UNFIT: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize(("payload", "told"), UNFIT.values(), ids=UNFIT)
-def test_what_has_no_bytes_is_refused(postgres: Database, payload: Any, told: str) -> None:
+@on("sqlite")
+def test_what_has_no_bytes_is_refused(migrated: Database) -> None:
     """A payload that cannot be serialized raises a clear error that names it, before anything is written, and
     the transaction stays usable."""
-    engine = postgres.engine()
+    engine = migrated.engine()
     with engine.begin() as connection:
-        with pytest.raises(InvalidMessage, match=told):
-            Outbox().publish(connection, TOPIC, payload)
+        for name, (payload, told) in UNFIT.items():
+            with case(name), pytest.raises(InvalidMessage, match=told):
+                Outbox().publish(connection, TOPIC, payload)
         Outbox().publish(connection, TOPIC, "a")
     assert [message.payload for message in relayed(engine)] == [b"a"]
 
 
-@pytest.mark.parametrize("many", [1, 20])
+@spread("many", [20, 1])
 def test_tombstones(migrated: Database, many: int) -> None:
     """None stays a tombstone, delayed, dead or retried; an empty payload is not a tombstone, whatever the
     serializer."""
@@ -224,13 +225,16 @@ def test_tombstones(migrated: Database, many: int) -> None:
     }
 
 
-@pytest.mark.parametrize("given", [{"key": None}, {"key": "k", "content_type": "text/plain"}], ids=str)
-def test_a_tombstone_has_a_key_and_nothing_else(postgres: Database, given: dict[str, Any]) -> None:
+@on("sqlite")
+def test_a_tombstone_has_a_key_and_nothing_else(migrated: Database) -> None:
     """A tombstone stands for the deletion of its key: without a key, or with a content type, it is
     rejected."""
-    with postgres.engine().begin() as connection, pytest.raises(InvalidMessage, match="payload=None, "):
-        Outbox().publish(connection, TOPIC, None, **given)
-    assert relayed(postgres.engine()) == []
+    given: list[dict[str, Any]] = [{"key": None}, {"key": "k", "content_type": "text/plain"}]
+    with migrated.engine().begin() as connection:
+        for each in given:
+            with case(each), pytest.raises(InvalidMessage, match="payload=None, "):
+                Outbox().publish(connection, TOPIC, None, **each)
+    assert relayed(migrated.engine()) == []
 
 
 def test_a_payload_may_change_afterwards(postgres: Database) -> None:
@@ -243,6 +247,7 @@ def test_a_payload_may_change_afterwards(postgres: Database) -> None:
     assert [message.payload for message in relayed(engine)] == [b'{"a":1}', b"ab"]
 
 
+@on("sqlite")
 def test_a_serializer_of_one_s_own(migrated: Database) -> None:
     """A serializer of the application returns the bytes of a payload and their content type."""
 
@@ -261,43 +266,20 @@ def test_a_content_type_of_one_s_own(postgres: Database) -> None:
     assert message.content_type == "image/gif"
 
 
-def _as_text(_: Any) -> Any:
-    return "text", "text/plain"
-
-
-def _without_type(_: Any) -> Any:
-    return b"bytes"
-
-
-def _with_empty_type(_: Any) -> Any:
-    return b"bytes", ""
-
-
-def _with_no_type(_: Any) -> Any:
-    return b"bytes", None
-
-
-@pytest.mark.parametrize("serializer", [_as_text, _without_type, _with_empty_type, _with_no_type])
-def test_a_serializer_that_returns_something_else(
-    postgres: Database, serializer: Callable[[Any], tuple[bytes, str]]
-) -> None:
+@on("sqlite")
+def test_a_serializer_that_returns_something_else(migrated: Database) -> None:
     """A serializer that does not return bytes and a content type is rejected before anything is written."""
-    with postgres.engine().begin() as connection:
-        with pytest.raises(InvalidOption, match=r"^(serializer|content_type)="):
-            Outbox(serializer=serializer).publish(connection, TOPIC, "a")
+    results: list[Any] = [("text", "text/plain"), b"bytes", (b"bytes", ""), (b"bytes", None)]
+    with migrated.engine().begin() as connection:
+        for result in results:
+            outbox = Outbox(serializer=lambda _, result=result: result)  # type: ignore[misc]
+            with case(result), pytest.raises(InvalidOption, match=r"^(serializer|content_type)="):
+                outbox.publish(connection, TOPIC, "a")
         Outbox().publish(connection, TOPIC, "a")
 
 
-def test_a_serializer_s_error_comes_through(postgres: Database) -> None:
+@on("sqlite")
+def test_a_serializer_s_error_comes_through(migrated: Database) -> None:
     """An error raised by the serializer reaches the caller unchanged."""
-
-    def fail(_: Any) -> tuple[bytes, str]:
-        raise ZeroDivisionError
-
-    with postgres.engine().begin() as connection, pytest.raises(ZeroDivisionError):
-        publish_with(fail, connection)
-
-
-def publish_with(serializer: Callable[[Any], tuple[bytes, str]], connection: Connection) -> None:
-    """Publish a message with this serializer."""
-    Outbox(serializer=serializer).publish(connection, TOPIC, "a")
+    with pytest.raises(ZeroDivisionError):
+        published(migrated, "a", serializer=lambda _: 1 // 0)

@@ -1,25 +1,27 @@
 """Publishing on an ORM Session: messages are kept in memory and written last."""
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Any, Literal, get_args
 
 import pytest
-from sqlalchemy import Engine, create_engine, event
-from sqlalchemy.exc import IntegrityError, InvalidRequestError, PendingRollbackError
+from sqlalchemy import Engine, event
+from sqlalchemy.exc import IntegrityError, PendingRollbackError
 from sqlalchemy.orm import Session, sessionmaker
 
-from examples.embedded_postgres import EmbeddedPostgres
-from inbox.schema import metadata
 from outbox import Outbox
 from tests.support import accounts
 from tests.support.accounts import Account
 from tests.support.database import Database
+from tests.support.on_servers import on, spread
 from tests.support.published import TOPIC, beginning_early, texts
 
 OUTBOX = Outbox()
 JoinMode = Literal["conditional_savepoint", "rollback_only", "control_fully", "create_savepoint"]
-quick = pytest.mark.quick("postgresql", "sqlite")
-"""For tests of SQLAlchemy's sessions; drivers differ only in whether a savepoint begins a transaction."""
+
+# What SQLAlchemy's sessions do depends on no database, except that an error aborts PostgreSQL's transaction.
+on_one = on("sqlite")
+on_two = on("sqlite", "postgresql")
 
 
 @pytest.fixture
@@ -42,24 +44,7 @@ def publish(session: Session, text: str) -> None:
     OUTBOX.publish(session, TOPIC, text, key="k")
 
 
-def test_a_session_goes_on_after_a_commit(session: Session, engine: Engine) -> None:
-    """Each transaction of a session has its own messages."""
-    for text in ("1", "2"):
-        publish(session, text)
-        session.commit()
-        assert texts(engine) == [text]
-
-
-def test_a_session_goes_on_after_a_rollback(session: Session, engine: Engine) -> None:
-    """Messages published before a rollback are discarded, even if the same session commits later."""
-    publish(session, "never")
-    session.rollback()
-    publish(session, "ever")
-    session.commit()
-    session.commit()
-    assert texts(engine) == ["ever"]
-
-
+@on_one
 @pytest.mark.parametrize("end", ["close", "reset", "invalidate"])
 def test_a_session_goes_on_after_it_was_closed(session: Session, engine: Engine, end: str) -> None:
     """A session that is closed without a commit discards its messages, even if it is used again."""
@@ -71,6 +56,7 @@ def test_a_session_goes_on_after_it_was_closed(session: Session, engine: Engine,
     assert texts(engine) == ["ever"]
 
 
+@on_two
 def test_a_session_goes_on_after_a_failure(session: Session, engine: Engine) -> None:
     """A failed flush discards the messages; until the rollback nothing can be published."""
     publish(session, "never")
@@ -85,48 +71,7 @@ def test_a_session_goes_on_after_a_failure(session: Session, engine: Engine) -> 
     assert texts(engine) == ["ever"]
 
 
-def test_messages_that_cannot_be_written_roll_back(session: Session, engine: Engine) -> None:
-    """If writing the messages fails at the end, the commit fails, and a second commit fails too."""
-
-    @event.listens_for(engine, "before_cursor_execute")
-    def spoil(_: object, __: object, statement: str, *___: object) -> None:
-        if "INSERT INTO outbox_message" in statement:
-            raise ZeroDivisionError
-
-    accounts.add(session)
-    publish(session, "never")
-    with pytest.raises(ZeroDivisionError):
-        session.commit()
-    with pytest.raises(InvalidRequestError):
-        session.commit()
-    session.rollback()
-    session.commit()
-    assert accounts.total(engine) == 0
-    assert texts(engine) == []
-
-
-@pytest.mark.parametrize("commit", ["the transaction", "the session"])
-def test_a_savepoint_that_is_left_open(session: Session, engine: Engine, commit: str) -> None:
-    """A commit releases savepoints that are still open, and their messages are kept."""
-    transaction = session.begin()
-    publish(session, "1")
-    for text in ("2", "3"):
-        session.begin_nested()
-        publish(session, text)
-    (transaction if commit == "the transaction" else session).commit()
-    assert texts(engine) == ["1", "2", "3"]
-
-
-def test_a_savepoint_that_is_closed(session: Session, engine: Engine) -> None:
-    """Closing a savepoint rolls it back, messages included."""
-    savepoint = session.begin_nested()
-    publish(session, "never")
-    savepoint.close()
-    publish(session, "ever")
-    session.commit()
-    assert texts(engine) == ["ever"]
-
-
+@on_two
 def test_a_savepoint_that_fails(session: Session, engine: Engine) -> None:
     """A savepoint whose flush fails loses its messages; those outside it are kept."""
     publish(session, "1")
@@ -141,6 +86,7 @@ def test_a_savepoint_that_fails(session: Session, engine: Engine) -> None:
     assert texts(engine) == ["1", "2"]
 
 
+@on_one
 @pytest.mark.parametrize("end", ["rollback", "commit"])
 def test_a_savepoint_that_is_not_the_sessions(session: Session, engine: Engine, end: str) -> None:
     """When a session publishes inside a savepoint that was begun on its connection, the savepoint's end
@@ -157,7 +103,7 @@ def test_a_savepoint_that_is_not_the_sessions(session: Session, engine: Engine, 
 LISTENED = ["before_commit", "before_flush", "after_flush", "after_flush_postexec"]
 
 
-@quick
+@on_one
 @pytest.mark.parametrize("place", ["the session", "its sessionmaker"])
 @pytest.mark.parametrize("is_first", [True, False])
 @pytest.mark.parametrize("moment", LISTENED)
@@ -175,7 +121,7 @@ def test_publishing_from_a_listener(engine: Engine, moment: str, place: str, is_
     assert texts(engine) == ([] if is_first else ["from the body"]) + ["from the listener"]
 
 
-@quick
+@on_one
 @pytest.mark.parametrize("moment", LISTENED)
 def test_publishing_from_a_listener_on_a_connection(engine: Engine, moment: str) -> None:
     """The same for a session that joins a Connection's transaction."""
@@ -186,11 +132,13 @@ def test_publishing_from_a_listener_on_a_connection(engine: Engine, moment: str)
     assert texts(engine) == ["from the listener"]
 
 
-@quick
-@pytest.mark.parametrize("mode", get_args(JoinMode))
-@pytest.mark.parametrize("inner", ["commit", "rollback"])
-@pytest.mark.parametrize("outer", ["commit", "rollback"])
-def test_a_session_that_joins_a_transaction(engine: Engine, mode: JoinMode, inner: str, outer: str) -> None:
+@spread(
+    "inner, outer, mode",
+    product(["commit", "rollback"], ["commit", "rollback"], get_args(JoinMode)),
+    elsewhere=len(get_args(JoinMode)),
+    where=("sqlite", "postgresql"),
+)
+def test_a_session_that_joins_a_transaction(engine: Engine, inner: str, outer: str, mode: JoinMode) -> None:
     """In every join mode, messages are sent if and only if the business rows written with them are there."""
     with engine.connect() as connection, connection.begin() as transaction:
         with Session(connection, join_transaction_mode=mode) as session:
@@ -204,6 +152,7 @@ def test_a_session_that_joins_a_transaction(engine: Engine, mode: JoinMode, inne
     assert is_there or "rollback" in (inner, outer)
 
 
+@on_one
 def test_a_connection_that_commits_without_asking_its_session(engine: Engine) -> None:
     """A session on a Connection writes its messages immediately, so that a commit by the connection's owner
     includes them."""
@@ -217,6 +166,7 @@ def test_a_connection_that_commits_without_asking_its_session(engine: Engine) ->
     assert texts(engine) == ["told"]
 
 
+@on_one
 def test_several_outboxes_in_one_session(session: Session, engine: Engine) -> None:
     """Messages that several outboxes publish in one session are sent in the order of publishing."""
     first, second = Outbox(), Outbox(cloudevents="/shop")
@@ -226,6 +176,7 @@ def test_several_outboxes_in_one_session(session: Session, engine: Engine) -> No
     assert texts(engine) == [str(number) for number in range(6)]
 
 
+@on_one
 def test_messages_are_written_after_the_business_rows(engine: Engine) -> None:
     """The messages' INSERT is the last statement before the COMMIT, even if they were published first."""
     written: list[str] = []
@@ -239,38 +190,3 @@ def test_messages_are_written_after_the_business_rows(engine: Engine) -> None:
         session.add(Account(name="new", total=1))
     assert "INSERT INTO outbox_message" in written[-1]
     assert [each for each in written if "INSERT INTO account" in each]
-
-
-ENDS = ["commit", "rollback", "rollback when prepared"]
-
-
-@pytest.mark.parametrize("end", ENDS)
-def test_two_phases(migrated: Database, engine: Engine, end: str) -> None:
-    """With a two-phase commit, messages are written before the transaction is prepared, and are committed or
-    rolled back with it."""
-    if migrated.name == "sqlite":
-        pytest.skip("SQLite has no two-phase commit")
-    if migrated.name != "postgresql":
-        _commit_in_two_phases(engine, end)
-        return
-    with EmbeddedPostgres({"max_prepared_transactions": "4"}) as server:  # the default is 0
-        engine = create_engine(server.url)
-        metadata.create_all(engine)
-        accounts.make(engine)
-        _commit_in_two_phases(engine, end)
-        engine.dispose()
-
-
-def _commit_in_two_phases(engine: Engine, end: str) -> None:
-    with Session(engine, twophase=True) as session:
-        accounts.add(session)
-        publish(session, "told")
-        if end == "rollback":
-            session.rollback()
-        else:
-            session.prepare()
-            assert texts(engine) == []
-            session.commit() if end == "commit" else session.rollback()
-    is_committed = end == "commit"
-    assert accounts.total(engine) == is_committed
-    assert texts(engine) == ["told"] * is_committed

@@ -7,6 +7,7 @@ import outbox
 from outbox import MessageState, Outbox, OutboxStatus, Outcome, Refused, Relay, Unavailable, Unknown
 from outbox.errors import InvalidOption, TablesMissing, WrongState
 from tests.support.database import Database
+from tests.support.on_servers import on
 from tests.support.outbox_publishers import (
     TABLES,
     Recorder,
@@ -44,6 +45,7 @@ def counts(found: OutboxStatus) -> dict[str, int]:
     return {state: getattr(found, state) for state in STATES}
 
 
+@on("sqlite")
 def test_an_empty_outbox(engine: Engine) -> None:
     """In an empty outbox all counts are zero, and there is no oldest message."""
     found = outbox.status(engine)
@@ -76,6 +78,7 @@ def test_beyond_a_number_messages_are_estimated(engine: Engine) -> None:
     assert 50 <= found.delayed <= 200
 
 
+@on("sqlite")
 def test_counts_are_exact_up_to_a_number(engine: Engine) -> None:
     """Counts up to `count_up_to` are exact wherever the messages are, even if all have one key and so one
     bucket. If there are more, the estimate is not lower than the real count."""
@@ -95,6 +98,7 @@ def analyse(engine: Engine) -> None:
             connection.execute(text(f"ANALYZE {table}{name}"))
 
 
+@on("sqlite")
 def test_the_oldest_message(engine: Engine) -> None:
     """The age is that of the oldest message that will be sent without an operator."""
     publish(engine, "h1")
@@ -142,6 +146,7 @@ def test_relays_at_work(engine: Engine) -> None:
     assert outbox.status(engine).relays == ()
 
 
+@on("sqlite")
 def test_peek_shows_what_leaves_next(engine: Engine) -> None:
     """`peek` returns the oldest messages first, changes nothing, and leaves out delayed and dead ones."""
     in_every_state(engine)
@@ -175,6 +180,7 @@ def test_what_is_shown_of_a_message(engine: Engine) -> None:
     assert (shown.available_at, shown.dead_at) == (None, None)
 
 
+@on("sqlite")
 def test_peek_by_state(engine: Engine) -> None:
     """`peek` can select one state, by its name or its member."""
     in_every_state(engine)
@@ -219,6 +225,7 @@ def test_nothing_is_left_that_can_leave(engine: Engine) -> None:
     assert outbox.is_drained(engine)
 
 
+@on("sqlite")
 def test_a_delayed_message_whose_time_has_come_can_leave(engine: Engine) -> None:
     """An outbox with a delayed message that is due is not drained, even if no relay has moved the message
     yet."""
@@ -265,6 +272,7 @@ def no_engine() -> Engine:
     return None  # type: ignore[return-value]
 
 
+@on("sqlite")
 def test_without_tables(database: Database) -> None:
     """If the tables are missing, the error names the command that creates them."""
     for look in (outbox.status, outbox.peek, outbox.is_drained):
@@ -272,6 +280,7 @@ def test_without_tables(database: Database) -> None:
             look(database.engine())
 
 
+@on("sqlite")
 def test_messages_in_buckets_that_do_not_exist(engine: Engine) -> None:
     """Messages in buckets that do not exist are counted, waiting and delayed ones. No relay sends them, and
     the outbox still counts as drained."""

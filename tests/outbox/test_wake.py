@@ -34,6 +34,7 @@ from outbox import Outbox
 from outbox._waking import after_commit as wake
 from tests.support import accounts
 from tests.support.database import Database
+from tests.support.on_servers import on, spread
 from tests.support.published import TOPIC, texts
 
 OUTBOX = Outbox()
@@ -45,12 +46,12 @@ SHARED = (
     "application uses"
 )
 
-ENGINES: dict[str, dict[str, Any]] = {
-    "a pool of one": {"pool_size": 1, "max_overflow": 0, "pool_timeout": 0.5},
-    "no pool": {"poolclass": NullPool},
-    "pre-ping": {"pool_pre_ping": True},
-    "another isolation level": {"isolation_level": "SERIALIZABLE"},
-}
+ENGINES: list[dict[str, Any]] = [
+    {"pool_size": 1, "max_overflow": 0, "pool_timeout": 0.5},
+    {"poolclass": NullPool},
+    {"pool_pre_ping": True},
+    {"isolation_level": "SERIALIZABLE"},
+]
 
 
 def publish(engine: Engine, text: str = "a") -> None:
@@ -89,7 +90,7 @@ def wake_up_threads() -> int:
     return sum(thread.name == "outbox wake-up" for thread in threading.enumerate())
 
 
-@pytest.mark.parametrize("options", ENGINES.values(), ids=ENGINES)
+@spread("options", ENGINES, where=("postgresql", "sqlite"))
 def test_with_every_pool(
     migrated: Database, options: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -295,6 +296,7 @@ def test_a_fork(postgres: Database) -> None:
     assert len(opened) == 2
 
 
+@on("postgresql", "sqlite")
 def test_engines_with_options(migrated: Database) -> None:
     """Engines made with `execution_options` share one wake-up, however many there are."""
     engine = migrated.engine()
@@ -382,26 +384,23 @@ MOMENTS = ["while it connects", "before it notifies", "after it has notified"]
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_an_engine_that_is_disposed_of_meanwhile(postgres: Database, moment: str) -> None:
-    """At whichever moment of a wake-up the engine is disposed of, no connection stays open."""
-    engine = create_engine(postgres.url)
-    with DisposedOf(engine, moment) as disposed:
-        publish(engine)
-        assert until(disposed.is_closed)
-
-
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_an_asynchronous_engine_that_is_disposed_of_meanwhile(postgres: Database, moment: str) -> None:
-    """The same for an asynchronous engine in a loop."""
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_engine_that_is_disposed_of_meanwhile(postgres: Database, moment: str, is_async: bool) -> None:
+    """At whichever moment of a wake-up the engine is disposed of, no connection stays open, nor in a loop."""
 
     async def scenario() -> None:
         engine = create_async_engine(postgres.async_url)
         with DisposedOf(engine.sync_engine, moment) as disposed:
-            async with engine.begin() as connection:
-                await OUTBOX.publish(connection, TOPIC, "a")
+            await publish_async(engine, "a")
             assert await asyncio.to_thread(until, disposed.is_closed)
 
-    asyncio.run(scenario())
+    if is_async:
+        asyncio.run(scenario())
+        return
+    engine = create_engine(postgres.url)
+    with DisposedOf(engine, moment) as disposed:
+        publish(engine)
+        assert until(disposed.is_closed)
 
 
 def test_other_processes_hear_of_it(postgres: Database) -> None:
@@ -451,24 +450,6 @@ def test_commits_that_follow_each_other_closely(postgres: Database) -> None:
             time.sleep(0.005 * (number % 6))
 
 
-def test_a_connection_that_is_lost(migrated: Database) -> None:
-    """A transaction that loses its connection after it published can be rolled back, and the next message is
-    published as usual."""
-    engine = migrated.engine()
-    accounts.make(engine)
-    publish(engine, "1")
-    with engine.connect() as connection:
-        OUTBOX.publish(connection, TOPIC, "never")
-        connection.invalidate()
-        connection.rollback()
-    with Session(engine) as session:
-        OUTBOX.publish(session, TOPIC, "never")
-        session.connection().invalidate()
-        session.rollback()
-    publish(engine, "2")
-    assert texts(engine) == ["1", "2"]
-
-
 def test_a_connection_that_the_server_ends(postgres: Database) -> None:
     """The same if the server ends the connection: the error that reaches the caller is the driver's."""
     engine, other = postgres.engine(), postgres.engine(isolation_level="AUTOCOMMIT")
@@ -486,13 +467,3 @@ def test_a_connection_that_the_server_ends(postgres: Database) -> None:
     assert caught.value.connection_invalidated
     publish(engine, "ever")
     assert texts(engine) == ["ever"]
-
-
-def test_the_engine_s_own_listeners_are_called(migrated: Database) -> None:
-    """The application's listeners to the same engine events are still called."""
-    engine, heard = migrated.engine(), []
-    event.listen(engine, "commit", lambda _: heard.append("commit"))
-    with Session(engine) as session:
-        OUTBOX.publish(session, TOPIC, "a")
-        session.commit()
-    assert heard == ["commit"]

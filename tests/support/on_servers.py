@@ -1,17 +1,47 @@
-"""Which servers a test runs on, if not every server tells something new."""
+"""Which servers a test is collected on. A product of parameters runs on one server; the others differ
+only in their statements."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from typing import Any
 
 import pytest
 
+from tests import servers
 from tests.servers import NAMES
 
+WITH_WRITERS = tuple(name for name in servers.NAMES if name != "sqlite")
+"""Servers where several transactions can write at the same time."""
 
-def only_on(*servers: str) -> pytest.MarkDecorator:
-    """Run on these servers only."""
-    return pytest.mark.parametrize("server", servers, indirect=True, scope="session")
+
+STORES = ("sqlite", *WITH_WRITERS, "redis")
+"""Where stores of status-table mode are, for the fixture `place`."""
+
+
+def on(*names: str, fixture: str = "server") -> pytest.MarkDecorator:
+    """Run a test on these servers only."""
+    return pytest.mark.parametrize(fixture, names, indirect=True)
+
+
+def spread(
+    arguments: str,
+    rows: Iterable[Any],
+    *,
+    elsewhere: int = 1,
+    where: Sequence[str] = ("sqlite", *WITH_WRITERS),
+    fixture: str = "server",
+) -> pytest.MarkDecorator:
+    """Run a test with every row on the first of the servers, and with the first rows on each other one."""
+    every = [row if "," in arguments else (row,) for row in rows]
+    few = every[:elsewhere]
+    return pytest.mark.parametrize(
+        f"{fixture}, {arguments}",
+        [(name, *row) for name in where for row in (every if name == where[0] else few)],
+        indirect=[fixture],
+    )
+
+
+only_on = on
 
 
 def fully_on(
