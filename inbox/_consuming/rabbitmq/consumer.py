@@ -27,8 +27,9 @@ class RabbitConsumer:
     """Takes the messages of one queue, and acknowledges each when its handler's inbox has decided.
 
     No message is lost: RabbitMQ gets an answer only after the decision, and redelivers unacknowledged
-    messages when the consumer, its connection or the broker ends. This makes duplicates, which the inbox recognises.
-    Messages with the same key run one after the other, but do not wait for one to be redelivered later.
+    messages when the consumer, its connection or the broker ends. This makes duplicates, which the inbox
+    recognises. Messages with the same key run one after the other, but do not wait for one to be redelivered
+    later.
 
     - acknowledged: basic.ack.
     - to be redelivered: it waits in a queue "<queue>.retry.<n>s", which the consumer makes, and comes back
