@@ -22,7 +22,7 @@ class Known:
     """A message that is certainly done.
 
     Attributes:
-        digest: of its payload, if one was given.
+        digest: the digest of its payload, if one was given.
         result: JSON, if it has one.
     """
 
@@ -43,7 +43,7 @@ class Known:
 class Memory:
     """The most recently used messages, at most `count`, each for a limited time. Thread-safe.
 
-    It is empty in the child of a fork and in another process that it was sent to.
+    It is empty in the child of a fork, and in a process to which it was sent.
     """
 
     def __init__(self, count: int) -> None:
@@ -57,7 +57,7 @@ class Memory:
         return len(self._known)
 
     def recall(self, key: Hashable) -> Known | None:
-        """What is known of a key; None if nothing is certain."""
+        """The known message of a key; None if nothing is certain."""
         if self._process != os.getpid():
             self._forget()
         with self._lock:
@@ -69,7 +69,7 @@ class Memory:
             return found[0]
 
     def remember(self, key: Hashable, known: Known, seconds: float) -> None:
-        """Know this for that many seconds; if there is no room, forget the least recently used."""
+        """Remember this for `seconds`; if there is no room, forget the least recently used message."""
         if self._process != os.getpid():
             self._forget()
         with self._lock:
@@ -89,7 +89,7 @@ class Memory:
             if before is not None and before[0] == claim:
                 return before[1]() is not transaction
             self._seen.pop(key, None)
-            # Weak, so that the memory keeps no transaction alive; one that is gone is not the current one.
+            # Weak, so that the memory keeps no transaction alive; a transaction that is gone is another one.
             self._seen[key] = claim, ref(transaction)
             if len(self._seen) > self._count:
                 del self._seen[next(iter(self._seen))]
@@ -104,7 +104,7 @@ class Memory:
 
 
 def place_of(bind: Engine | Connection, key: str) -> Hashable:
-    """A key in the tables that the options of an engine or a connection lead to."""
+    """A key in the tables to which the options of an engine or a connection lead."""
     # The pool stands for the database: engines with options of their own share it.
     pool = bind.engine.pool
     # An object instead of the pool itself: a remembered key must not keep a pool alive.

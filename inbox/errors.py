@@ -20,7 +20,7 @@
     │   └── MessageHalted                           a step's outcome is unknown, and it must not run again
     ├── LeaseLost                                   somebody else may hold the message by now
     ├── MessageNotFound      (LookupError)          there is no such message in status-table mode
-    ├── WrongStatus                                 the message is not in a status in which this can be done
+    ├── WrongStatus                                 the message's status does not allow this
     ├── StepNotDone                                 raise it in a step: it has certainly not happened
     ├── GiveUp                                      raise it in a handler: no attempt can succeed
     └── TransientError                              deliver the message again

@@ -72,13 +72,13 @@ def migrate(
         engine: the database.
         revision: "head" (the newest), "base" (no tables), or a revision's name.
         schema: PostgreSQL only: the schema to place the tables in, made if it does not exist.
-        features: the features whose tables to make, of "inbox", "status", "ledger" and "outbox"; None is all.
-            Existing tables are brought to the revision in any case.
+        features: the features whose tables to make: some of "inbox", "status", "ledger" and "outbox"; None is
+            all. Existing tables are brought to the revision in any case.
 
     Raises:
         InvalidOption: there is no such revision or feature, or `schema` on another database.
-        UnsupportedDatabase: neither PostgreSQL, MySQL, MariaDB nor SQLite, or tables that no migration of
-            this version made.
+        UnsupportedDatabase: neither PostgreSQL, MySQL, MariaDB nor SQLite; or no migration of this version
+            made the existing tables.
         TransientError: somebody else was migrating, or had a table locked, for a minute. On PostgreSQL each
             statement waits for a table for five seconds, and then the migration starts over, so that nobody
             else waits longer behind it.
@@ -129,8 +129,8 @@ def lost_rows(
 ) -> dict[str, int]:
     """How many rows `migrate` to this revision would delete together with their tables, by table.
 
-    Tables without rows, and those whose rows a migration makes, are left out. Counting stops after `most`
-    rows of a table.
+    Empty tables, and tables whose rows a migration makes, are left out. Counting stops after `most` rows of a
+    table.
     """
     reached, end = version.reached(connection, schema), revisions.position(revision)
     steps = revisions.downs(reached, end, revisions.there(connection, schema))
@@ -165,11 +165,11 @@ def upgrade(
 
     Args:
         op: Alembic's `op`, as the revision has it.
-        revision: name one, so that an old revision of yours always means the same; "head" is the newest one
-            when it runs.
+        revision: the revision to reach. Name one, so that an old revision of yours always means the same:
+            "head" is the newest one when it runs.
         schema: PostgreSQL only: the schema of the tables, made if it does not exist.
-        since: the revision to start from where the database cannot be asked (`alembic upgrade --sql`); if it
-            is not "base", the tables of these features exist.
+        since: the revision to start from if the database cannot be asked (`alembic upgrade --sql`); if it is
+            not "base", the tables of these features exist.
         features: the features whose tables to make, as for `migrate`.
     """
     context: MigrationContext = op.get_context()
@@ -177,11 +177,11 @@ def upgrade(
     end, wanted = revisions.position(revision), revisions.checked(features)
     if context.as_sql:
         start = revisions.position(since)
-        # A script cannot look into the database, so these tables count as there.
+        # A script cannot look into the database, so these tables count as existing.
         present = wanted if start else Features()
     else:
         start, present = version.reached(op.get_bind(), schema), revisions.there(op.get_bind(), schema)
-    end = max(start, end)  # tables at a newer revision stay there, and added ones must match
+    end = max(start, end)  # tables at a newer revision stay at it, and added ones must match
     steps = list(revisions.ups(start, end, present, wanted))
     with _inbox_schema(context, schema):
         if start == 0 < end:
@@ -208,7 +208,7 @@ def downgrade(
     Args:
         op, schema: as for `upgrade`.
         revision: the revision to go back to; "base" takes all tables away.
-        since: the tables' current revision, where the database cannot be asked.
+        since: the tables' current revision, if the database cannot be asked.
         features: remove only the tables of these features, the counterpart of an `upgrade` that added them.
             Only with "base".
     """
@@ -259,8 +259,8 @@ def _migrate(engine: Engine, revision: str, schema: str | None, wanted: Features
 
 @contextmanager
 def _inbox_schema(context: MigrationContext, schema: str | None) -> Iterator[None]:
-    """The revisions' context. It lacks the application's metadata, whose naming convention Alembic would
-    apply to our constraints: later revisions find these by name."""
+    """The revisions' context, without the application's metadata: Alembic would apply its naming convention
+    to our constraints, but later revisions find these by name."""
     ours = {"inbox_schema": schema, "target_metadata": None}
     before = {name: context.opts.get(name) for name in ours}
     context.opts.update(ours)

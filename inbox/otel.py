@@ -23,7 +23,7 @@ with brought_by("otel"):
 __all__ = ["OtelEvents"]
 
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 30, 60, 300, 900)
-"""Seconds: the semantic conventions' buckets up to 10, and more for the long handlers of status-table
+"""Seconds: the buckets of the semantic conventions up to 10, and more for long handlers of status-table
 mode."""
 
 _BEGINS = (EventKind.CLAIMED, EventKind.UNPROTECTED)
@@ -60,19 +60,18 @@ class OtelEvents:
     - ``inbox.events``: counter of messages, by ``inbox.event``.
     - ``inbox.active_handlers``: up-down counter of the handlers that are running.
     - ``messaging.process.duration``: histogram of the seconds that handlers took, from the claim or the
-      begin of the transaction on; with ``error.type`` (the event that ended it) unless it succeeded or was
-      given back.
+      begin of the transaction on; with ``error.type`` (the event that ended the handler) unless it succeeded
+      or the message was given back.
     - ``messaging.client.sent.messages``: counter of the messages that a relay tried to send, with
       ``error.type`` (the event) unless they were accepted.
     - ``messaging.client.operation.duration``: histogram of the seconds that batches were on their way.
     - ``inbox.step.duration``: histogram of the seconds that finished steps took, by ``inbox.step``.
 
-    Spans, in status-table mode: ``process {consumer}`` for each message that is run, child of the span that
-    is current when the message is claimed, and itself current until the handler is over, so that the
-    handler's own spans are its children, in threads and in asyncio. Its attributes are key, attempt and
-    token. Finished steps are child spans; everything else that happens is an event of the span. A message
-    that is not run has no span: the reason is an event of the current span, and so is everything that happens
-    in other parts.
+    Spans, in status-table mode: ``process {consumer}`` for each message that is run. It is a child of the
+    span that is current when the message is claimed. It is current until the handler is over, in threads and
+    in asyncio, so that the handler's own spans are its children. Its attributes are key, attempt and token.
+    Finished steps are child spans; everything else that happens is an event of the span. A message that is
+    not run has no span: the reason is an event of the current span, and so is everything in other parts.
 
     Args:
         system: the broker, as ``messaging.system``: "kafka", "rabbitmq", ...

@@ -1,8 +1,8 @@
-"""The source of truth for columns: every table of the inbox and the outbox, declared once.
+"""All tables of the inbox and the outbox, declared once.
 
-`metadata` holds all tables in the connection's default schema; `metadata_for` those of some features, or in a
-PostgreSQL schema of your choice. If your own Alembic history holds these tables, add one of them to your
-`target_metadata`, and `alembic check` stays quiet.
+`metadata` has all tables in the connection's default schema; `metadata_for` has those of some features, or
+those in a PostgreSQL schema of your choice. If your own Alembic history has these tables, add one of the two
+to your `target_metadata`, and `alembic check` stays quiet.
 """
 
 from typing import TYPE_CHECKING

@@ -1,1 +1,1 @@
-"""What sends messages: a publisher for each broker, a router over several, and direct delivery to inboxes."""
+"""Publishers: one for each broker, a router over several, and direct delivery to inboxes."""

@@ -52,7 +52,7 @@ class AsyncRouter(RouterBase):
 
 
 async def _answers(publisher: Any, batch: Sequence[Envelope]) -> AsyncGenerator[Answer]:
-    """What a publisher answers, whichever way it does."""
+    """A publisher's answers, in whichever way it gives them."""
     given = publisher.send(batch)
     if not isinstance(given, AsyncGenerator):
         for answer in [each async for each in given] if isinstance(given, AsyncIterable) else await given:

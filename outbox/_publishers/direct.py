@@ -18,7 +18,7 @@ Handlers = Mapping[str, Callable[[Envelope], Any] | Callable[[Delivery], Any]]
 _GRACE = timedelta(days=30)
 """How long to wait for running handlers: some systems cannot wait much longer."""
 _MOST_FAILING = 100_000
-"""How many messages have their failures remembered; beyond that, the oldest failures are forgotten."""
+"""The most messages whose failures are remembered; beyond that, the oldest are forgotten."""
 
 
 L = TypeVar("L", Listener, AsyncListener)
@@ -64,7 +64,7 @@ class _Delivery(Generic[L]):
             return Refused(decision.reason)
         outcome = decision.outcome
         if outcome is None and not decision.delay:
-            return Failed(decision.reason, 0.0)  # given back: its handler has not begun
+            return Failed(decision.reason, 0.0)  # the message is given back: its handler has not begun
         if outcome is None:
             return Unavailable(decision.reason)
         if outcome.error is not None and (is_own(outcome.error) or is_passing(outcome.error)):
@@ -93,7 +93,7 @@ class _Delivery(Generic[L]):
         """Let each running `send` return when its running handlers have ended, however long they take.
         Messages whose handlers have not begun are retried without a delay; a later `send` works as usual.
         Returns immediately; may be called from any thread and from a signal handler."""
-        # A stopped listener never begins another message, and a later `send` has to.
+        # A stopped listener never begins another message, but a later `send` must be able to.
         listener, self._listener = self._listener, self._new_listener()
         listener.stop()
 
@@ -115,8 +115,8 @@ class DirectDelivery(_Delivery[Listener]):
         concurrency: how many handlers run at the same time, in threads, each on its own connection.
         max_attempts: failures of the handler after which its message is refused. The count is in memory: it
             starts at zero after a restart, or when another process takes the message over. Errors of the
-            inbox's own statements do not count (`inbox.Outcome.is_failure`), nor do those of messages that a
-            `StatusInbox` has claimed: it keeps its own, durable count, and a message that is dead there is
+            inbox's own statements do not count (`inbox.Outcome.is_failure`). For messages that it has
+            claimed, a `StatusInbox` keeps its own, durable count instead: a message that is dead there is
             refused, with its steps undone.
 
     Raises:

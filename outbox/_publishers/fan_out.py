@@ -20,19 +20,19 @@ from inbox_outbox_base.words.outgoing import (
 Settled: TypeAlias = Accepted | Refused
 
 _MOST_SETTLED = 100_000
-"""How many messages have their settled deliveries remembered: beyond that the oldest are forgotten, which
-only sends them again."""
+"""The most messages whose settled deliveries are remembered; beyond that the oldest are forgotten, and these
+are only sent again."""
 
 
 class SettledDeliveries:
-    """In memory: the deliveries of unfinished messages that were accepted or refused. Threads share it."""
+    """Remembers which deliveries of unfinished messages were accepted or refused. Threads share it."""
 
     def __init__(self) -> None:
         self._settled: OrderedDict[tuple[object, ...], dict[int, Settled]] = OrderedDict()
         self._lock = threading.Lock()
 
     def of(self, message: Envelope) -> dict[int, Settled]:
-        """By the publisher's place in its route."""
+        """The settled deliveries of a message, by the publisher's place in its route."""
         with self._lock:
             return dict(self._settled.get(_identity(message), {}))
 
@@ -47,13 +47,13 @@ class SettledDeliveries:
 
 
 def _identity(message: Envelope) -> tuple[object, ...]:
-    # A producer may use an id of its own again, for another message.
+    # A producer may use its own id again for another message.
     return message.id, message.topic, message.created_at
 
 
 @dataclass(slots=True)
 class Part:
-    """What one publisher is sent of a batch, and its answers."""
+    """The part of a batch for one publisher, and its answers."""
 
     publisher: Any
     places: list[int] = field(default_factory=list)
@@ -65,7 +65,7 @@ class Part:
     """What the publisher raised."""
 
     def outcomes(self) -> list[Outcome]:
-        """One for each of its messages; those without an answer are unknown."""
+        """An outcome for each message of the part; messages without an answer are unknown."""
         silence = "the publisher gave no answer" if self.error is None else repr(self.error)
         found: dict[int, Any] = {}
         turn = iter(range(len(self.messages)))
@@ -80,7 +80,7 @@ class Part:
 
 
 class FanOut:
-    """One batch, and the outcomes of its deliveries as far as they are known."""
+    """One batch, and the known outcomes of its deliveries."""
 
     def __init__(
         self, batch: Sequence[Envelope], publishers: Sequence[Any], settled: SettledDeliveries
@@ -92,8 +92,8 @@ class FanOut:
         """By the publisher's place in its route, for each message."""
 
     def parts(self) -> Iterator[Part]:
-        """One for each publisher with a message that it has neither accepted nor refused. Its answers are
-        recorded when the next part is asked for."""
+        """A part for each publisher with a message that it has neither accepted nor refused. Before the next
+        part is made, the answers to this one are recorded."""
         settled = [self._settled.of(message) for message in self._batch]
         for number, publisher in enumerate(self._publishers):
             part = Part(publisher)
@@ -124,7 +124,7 @@ class FanOut:
         return [self._combined(*each) for each in zip(self._batch, self._outcomes, strict=True)]
 
     def _combined(self, message: Envelope, outcomes: dict[int, Outcome]) -> Outcome:
-        """`Accepted` or `Refused` once all publishers have settled it; until then, what the others say."""
+        """`Accepted` or `Refused` once all publishers have settled it; until then, the others' outcome."""
         waiting = [each for each in outcomes.values() if not isinstance(each, Settled)]
         if waiting:
             return _still_waiting(waiting, self._reason(outcomes))
@@ -132,7 +132,7 @@ class FanOut:
         if len(accepted) == len(outcomes):
             self._settled.keep(message, {})
             return ACCEPTED
-        # If an operator sends the dead letter again, it goes to those that refused it.
+        # If an operator sends the dead letter again, it goes to the publishers that refused it.
         self._settled.keep(message, accepted)
         return Refused(self._reason(outcomes))
 

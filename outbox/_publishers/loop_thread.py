@@ -22,11 +22,11 @@ class LoopThread:
 
     @property
     def is_inherited(self) -> bool:
-        """Whether this process is a fork of the one that has the thread."""
+        """Whether this process is a fork of the process that has the thread."""
         return os.getpid() != self._process
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Wait for a coroutine; an interrupt of the wait cancels it."""
+        """Wait for a coroutine; if the wait is interrupted, cancel the coroutine."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -35,8 +35,8 @@ class LoopThread:
             raise
 
     def iterate(self, source: AsyncIterator[T]) -> Iterator[T]:
-        """The items of an asynchronous iterator, as they come. It runs without waiting for the caller, and is
-        cancelled if the caller stops early."""
+        """The items of an asynchronous iterator, as they come. The iterator runs without waiting for the
+        caller, and is cancelled if the caller stops early."""
         items: SimpleQueue[Any] = SimpleQueue()
 
         async def pass_on() -> None:
@@ -44,7 +44,7 @@ class LoopThread:
                 items.put(item)
 
         passing = asyncio.run_coroutine_threadsafe(pass_on(), self._loop)
-        passing.add_done_callback(items.put)  # itself, behind the last item
+        passing.add_done_callback(items.put)  # puts the future itself behind the last item
         try:
             while (item := items.get()) is not passing:
                 yield item

@@ -24,11 +24,11 @@ class Publisher(Protocol):
 
     - `concurrent = False`: then only one `send` runs at a time;
     - `ordered = True`: it keeps the order of each key itself, so a batch may have many messages of a key.
-      After the first one that is not `Accepted`, the later ones of the key count as not sent, and are sent
-      again behind it. None of them may reach the broker before it;
+      After the first message that is not `Accepted`, the later ones of its key count as not sent, and are
+      sent again after it. None of them may reach the broker before it;
     - `timeout`: seconds after which `send` has certainly returned; a relay's lease must be longer;
     - `check(lease)`: called once before the first `send`; raises `UnsafeBroker`, naming the setting, if the
-      broker or its client cannot keep the promise within a lease of this many seconds;
+      broker or its client cannot keep the guarantee within a lease of this many seconds;
     - `begin_no_more()`: called when the relay is stopped, also from signal handlers: a running `send` can
       answer `Unavailable` for messages that it has not begun;
     - `close()`: closes what `send` has opened; called by the code that made the publisher.

@@ -15,7 +15,7 @@ log = logging.getLogger("outbox.router")
 
 
 class RouterBase:
-    """What both routers share: routes, and what their publishers declare."""
+    """The common part of both routers: the routes, and what their publishers declare."""
 
     _is_async: bool
 
@@ -56,9 +56,9 @@ class RouterBase:
 class Router(RouterBase):
     """A `Publisher` that sends each message to the publisher whose pattern matches its topic.
 
-    In a pattern, `*` stands for any characters, dots included, or none. The topic's exact name goes before a
-    pattern; of several patterns, the one with most other characters goes first, then the one given first. A
-    message without a route is `Unavailable`: it waits until a relay with a route for it runs.
+    In a pattern, `*` stands for any characters, dots included, or none. The topic's exact name wins over a
+    pattern. Of several patterns, the one with the most characters besides `*` wins; if they have as many, the
+    first. A message without a route is `Unavailable`: it waits until a relay with a route for it runs.
 
     With several publishers for one pattern, each message is sent to all of them, one after the other, with
     one id. It is `Accepted` once all have accepted it. Until then it is sent again only to those that have
@@ -81,7 +81,7 @@ class Router(RouterBase):
         """Check all publishers for a lease of this many seconds.
 
         Raises:
-            UnsafeBroker: a publisher's settings break the promise.
+            UnsafeBroker: a publisher's settings break the guarantee.
         """
         for publisher in self._routes.publishers:
             if callable(method := getattr(publisher, "check", None)):

@@ -12,7 +12,7 @@ P = TypeVar("P")
 
 
 class Routes(Generic[P]):
-    """Patterns of topics, each with its publishers, and what these declare, taken together."""
+    """Patterns of topics, each with its publishers, and the declarations of all publishers combined."""
 
     def __init__(self, routes: Mapping[str, P | Sequence[P]], *, is_async: bool) -> None:
         if not isinstance(routes, Mapping) or not routes:
@@ -25,7 +25,7 @@ class Routes(Generic[P]):
             self._exact[pattern] = publishers
             if "*" in pattern:
                 patterns.append((pattern, publishers))
-        # sorted() is stable: of patterns with as many characters, the first given comes first.
+        # The sort is stable: of patterns with equally many characters, the first one given comes first.
         patterns.sort(key=lambda each: -len(each[0].replace("*", "")))
         self._patterns = [(_matcher(pattern), publishers) for pattern, publishers in patterns]
         self.names = ", ".join(map(repr, routes))

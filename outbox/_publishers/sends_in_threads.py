@@ -10,13 +10,13 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _THREADS = 1_000
-"""More than there are sends at the same time."""
+"""More threads than there are sends at the same time."""
 
 
 class SendsInThreads:
-    """Threads of their own: sends that wait for a broker would occupy all of the event loop's.
+    """Separate threads, because sends that wait for a broker would occupy all threads of the event loop.
 
-    A cancelled send ends first, so that none of its messages is sent after the cancellation has been raised.
+    A cancelled send ends before the cancellation is raised: none of its messages is sent after that.
 
     Args:
         name: how the threads' names begin.
@@ -27,7 +27,7 @@ class SendsInThreads:
         self._threads = self._new_threads()
 
     async def iterate(self, answers: Generator[T]) -> AsyncGenerator[T]:
-        """What a generator yields, which is never None; closing the iterator closes the generator."""
+        """The items of a generator, which are never None; closing the iterator closes the generator."""
         try:
             while (some := await self.run(next, answers, None)) is not None:
                 yield some
@@ -35,7 +35,7 @@ class SendsInThreads:
             await self.run(answers.close)
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function; a cancellation is raised once it has ended."""
+        """Call a function; if the task is cancelled, the cancellation is raised after the function's end."""
         loop = asyncio.get_running_loop()
         working = loop.run_in_executor(self._threads, partial(work, *args, **kwargs))
         try:
@@ -44,7 +44,7 @@ class SendsInThreads:
             await asyncio.wait([working])
 
     def close(self) -> None:
-        """End the threads that are idle; what comes later has new ones."""
+        """End the idle threads; later sends have new ones."""
         threads, self._threads = self._threads, self._new_threads()
         threads.shutdown(wait=False)
 

@@ -12,7 +12,7 @@ JUDGED_TOGETHER = frozenset(
         KafkaError.RECORD_LIST_TOO_LARGE,
     }
 )
-"""All messages of a request get this answer because of one of them, or of their total size."""
+"""All messages of a request get this answer because of one message, or because of their total size."""
 
 _NEVER = JUDGED_TOGETHER | {
     KafkaError._INVALID_ARG,  # noqa: SLF001
@@ -38,7 +38,7 @@ _GIVEN_UP = frozenset({KafkaError._PURGE_INFLIGHT, KafkaError._PURGE_QUEUE})  # 
 def outcome_of(error: KafkaError | None) -> Outcome:
     """The outcome of a message that was sent in its own request.
 
-    The client does not say whether it had sent a message before giving it up. So after every error that is
+    When the client gives up a message, it does not say whether it had sent it. So after every error that is
     not known to be Kafka's refusal, the message may have been written.
     """
     if error is None:

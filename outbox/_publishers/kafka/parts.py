@@ -7,7 +7,7 @@ from inbox_outbox_base.words.outgoing import Envelope
 
 _PER_REQUEST = 1_024
 _PER_MESSAGE = 256
-"""More than Kafka's own fields take, with the headers that each message has."""
+"""More bytes than Kafka's own fields and the headers of every message take."""
 _PER_HEADER = 16
 
 
@@ -42,7 +42,7 @@ def parts_of(batch: Sequence[Envelope], limits: Limits) -> list[list[int]]:
 
 
 def _size(envelope: Envelope) -> int:
-    """At least the bytes that the message takes in a request; a character of text takes at most 4."""
+    """The bytes that the message takes in a request, or more: each character counts as 4 bytes."""
     size = _PER_MESSAGE + len(envelope.id) + len(envelope.payload or b"")
     size += 4 * (len(envelope.key or "") + len(envelope.content_type))
     for name, value in envelope.headers.items():

@@ -19,8 +19,8 @@ _ALIASES = {
 
 
 def filled_in(config: Mapping[str, Any], timeout: float) -> dict[str, Any]:
-    """The caller's settings, each under one name, with defaults for those left out; `linger.ms` is not the
-    caller's."""
+    """The caller's settings, each under one name, with defaults for missing ones; the caller's `linger.ms` is
+    replaced."""
     given = {**config.get(_TOPIC_SETTINGS, {}), **config}
     given.pop(_TOPIC_SETTINGS, None)
     return {
@@ -30,7 +30,7 @@ def filled_in(config: Mapping[str, Any], timeout: float) -> dict[str, Any]:
         "enable.idempotence": True,
         # A broker's default limit, so that the largest payload fits with its headers.
         "message.max.bytes": 1_048_588,
-        # Never: it would end a message, and the next one of its key would be written.
+        # No limit: otherwise a message could be given up, and the next one of its key written.
         "message.timeout.ms": 0,
         "reconnect.backoff.max.ms": 1_000,
         # Few enough that Kafka's reason arrives within the time limit; a lost connection uses one.
@@ -40,7 +40,7 @@ def filled_in(config: Mapping[str, Any], timeout: float) -> dict[str, Any]:
         # A topic that does not exist is reported within the time limit, not after it.
         "topic.metadata.propagation.max.ms": max(1, int(timeout * 500)),
         **{_ALIASES.get(name, name): value for name, value in given.items()},
-        # The maximum: only a flush makes messages leave, so all of a part leave together.
+        # The maximum: messages leave only in a flush, so all messages of a part leave together.
         "linger.ms": 900_000,
     }
 

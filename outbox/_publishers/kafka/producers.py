@@ -9,13 +9,13 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 _IDLE = 60.0
 """Seconds after which an unused producer is closed."""
 _FRESH = 60.0
-"""Seconds after which a topic's metadata is requested again. librdkafka drops metadata that it could not
-refresh for 15 minutes; it would then assign messages to partitions during the flush, and a part could leave
-in two requests."""
+"""Seconds after which a topic's metadata is requested again. If librdkafka could not refresh metadata for 15
+minutes, it drops it. It would then assign messages to partitions during the flush, and a part could leave in
+two requests."""
 _NEW, _PAUSE = 1.0, 0.1
-"""Seconds that a new topic has until the broker knows it, and between questions."""
+"""Seconds until the broker must know a new topic, and between two questions."""
 _LEAST = 0.01
-"""Seconds; the client takes less than 0 for no limit."""
+"""The least time limit in seconds: for the client, a negative one means no limit."""
 _PASSING = {KafkaError.LEADER_NOT_AVAILABLE, KafkaError.UNKNOWN_TOPIC_OR_PART}
 
 
@@ -28,7 +28,7 @@ class LentProducer:
         self._asked: dict[str, float] = {}
 
     def fault_of(self, topic: str, timeout: float) -> KafkaError | None:
-        """Ask a broker about a topic; why nothing can be written to it now, or None."""
+        """Ask a broker about a topic; return why nothing can be written to it now, or None."""
         if time.monotonic() < self._asked.get(topic, -_FRESH) + _FRESH:
             return None
         begun = time.monotonic()
@@ -55,7 +55,7 @@ class LentProducer:
         except KafkaException as error:
             no_answer: KafkaError = error.args[0]
             return no_answer
-        except RuntimeError as error:  # the client's word for a name that is too long
+        except RuntimeError as error:  # the client's error for a name that is too long
             return KafkaError(KafkaError.TOPIC_EXCEPTION, str(error))
         fault: KafkaError | None = found.error
         if fault is None and all(partition.leader < 0 for partition in found.partitions.values()):
@@ -63,7 +63,7 @@ class LentProducer:
         return fault
 
     def close(self, seconds: float) -> None:
-        """Send nothing more; takes about this long if a broker hangs."""
+        """Send nothing more; if a broker hangs, this takes about this many seconds."""
         self.producer.purge()
         self.producer.flush(seconds)
 
@@ -71,7 +71,7 @@ class LentProducer:
 class Producers:
     """As many producers as there are sends at the same time; thread-safe.
 
-    Each send has one to itself: it can purge and close it without a loss to other sends.
+    Each send has a producer to itself, which it can purge and close without a loss to other sends.
     """
 
     def __init__(self, settings: dict[str, Any], closing: float) -> None:
@@ -106,7 +106,8 @@ class Producers:
             each.close(self._closing)
 
     def close(self) -> None:
-        """Close all producers, also those of sends under way: what has no answer is not sent any more."""
+        """Close all producers, also those of running sends: messages without an answer are not sent any
+        more."""
         with self._lock:
             over = [*self._idle, *self._lent]
             self._idle.clear()

@@ -36,8 +36,8 @@ class KafkaPublisher:
     Once `send` has returned, the client sends nothing more of that batch. A broker that hangs may still write
     messages that were on the network before; their outcome was `Unknown`.
 
-    Thread-safe. Each send that is under way has a producer, with its connections, to itself; one that has
-    been unused for a minute is closed.
+    Thread-safe. Each running send has a producer to itself, with its connections; a producer that has been
+    unused for a minute is closed.
 
     Args:
         config: settings of confluent-kafka's `Producer`, at least "bootstrap.servers". By default `acks` is
@@ -60,7 +60,7 @@ class KafkaPublisher:
         """Whether a batch may hold several messages of a key: if `enable.idempotence` is on."""
 
     def check(self, lease: float) -> None:
-        """Make sure that the settings keep the promise within a lease of this many seconds.
+        """Check that the settings keep the guarantee within a lease of this many seconds.
 
         It does not connect to Kafka: a relay starts even if the broker is down.
 
@@ -89,7 +89,7 @@ class KafkaPublisher:
         topic, deadline = batch[0].topic, time.monotonic() + self.timeout * (1 - _SHARE_FOR_CLEANING_UP)
         lent, is_usable = self._producers.take(), True
         try:
-            # Nothing is sent before a broker answers: so the outcome is Unavailable, not Unknown.
+            # Nothing is sent until a broker has answered, so without an answer the outcome is Unavailable.
             fault = lent.fault_of(topic, self.timeout / 2)
             if fault is not None:
                 outcome = outcome_of_unsent(fault)
@@ -104,7 +104,7 @@ class KafkaPublisher:
             yield from sending.answers()
             if sending.leaderless:
                 self._leaderless.add(topic)
-            # Otherwise the next send first contacts a broker: while none answers, it leaves nothing unknown.
+            # If not, the next send asks a broker first: while no broker answers, no outcome is unknown.
             is_usable = sending.is_usable
         finally:
             self._producers.give_back(lent, is_usable=is_usable)
@@ -113,7 +113,7 @@ class KafkaPublisher:
 class AsyncKafkaPublisher:
     """`KafkaPublisher` for an `AsyncRelay`: the same arguments and promises, its sends in threads.
 
-    A cancelled send ends first, so that none of its messages is sent after the cancellation has been raised.
+    A cancelled send ends before the cancellation is raised: none of its messages is sent after that.
     """
 
     def __init__(self, config: Mapping[str, Any], *, timeout: float | timedelta = 10) -> None:

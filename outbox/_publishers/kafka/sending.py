@@ -14,9 +14,9 @@ Answers = list[tuple[int, Outcome]]
 """Places in the batch, and the outcomes of their messages."""
 
 _SLICE = 0.05
-"""Seconds for which answers wait for those still missing, before they are passed on."""
+"""Seconds for which answers wait for missing ones before they are passed on."""
 _QUIET = 1.0
-"""Seconds without any answer after which it asks whether partitions have lost their leader."""
+"""Seconds without an answer after which the send asks whether partitions have lost their leader."""
 
 
 class KafkaSending:
@@ -24,15 +24,15 @@ class KafkaSending:
 
     A part with several messages of a key is one request for each partition, and Kafka writes a request as a
     whole or not at all. The next part leaves after all answers to this one. So when a message fails, no later
-    one of its key is on its way; and what an old connection delivers late is in order, from the first message
-    without an answer.
+    one of its key is on its way. If an old connection delivers messages late, they are in order, and begin
+    with the first one that has no answer.
 
     Args:
         producer: has the settings of `producer_settings.filled_in`.
         parts: as `parts_of` returns them.
-        deadline: on the monotonic clock; after it nothing is sent.
+        deadline: the time on the monotonic clock after which nothing is sent.
         leaderless: the partitions that had no leader right before.
-        ask: which partitions have none; its argument is a time limit in seconds.
+        ask: a function that returns the partitions without a leader; its argument is a time limit in seconds.
     """
 
     def __init__(
@@ -51,20 +51,20 @@ class KafkaSending:
         self._leaderless_before = leaderless
         self._ask = ask
         self.leaderless = set[int]()
-        """The partitions that have no leader, if that has ended the send."""
+        """The partitions that have no leader, if this has ended the send."""
         self._failed: set[str] = set()
-        """Keys with a message that was not accepted: nothing more of them is sent."""
+        """Keys with a message that was not accepted: no more of their messages are sent."""
         self._queued: list[int] = []
         """The places of this part that the client has."""
         self._arrived: list[tuple[int, KafkaError | None, int | None]] = []
         """Places, errors, and partitions."""
         self._judged = 0
-        """How many of those that have arrived are judged."""
+        """How many of the delivery reports have been evaluated."""
         self._has_failed = False
 
     @property
     def is_usable(self) -> bool:
-        """Whether the producer can be used again: nothing of this batch is left in it, and its client and its
+        """Whether the producer can be used again: it holds nothing of this batch, and its client and its
         brokers are well."""
         return not (self._is_waiting or self._has_failed)
 
@@ -95,7 +95,7 @@ class KafkaSending:
                 quiet_since = time.monotonic()
         if self._is_waiting:
             yield self._given_up()
-        # Each half in parts of its own: one message may have been too much for all.
+        # Send each half in its own parts: a single message may have made the request fail.
         again.sort()
         half = (len(again) + 1) // 2
         self._parts += [places for places in (again[half:], again[:half]) if places]
@@ -107,7 +107,7 @@ class KafkaSending:
             self._deadline = 0.0
 
     def _queue(self, part: list[int]) -> Answers:
-        """Pass messages to the client; the outcomes of those that it does not take."""
+        """Pass messages to the client; return the outcomes of those that it does not take."""
         self._queued, self._arrived, self._judged = [], [], 0
         answers: Answers = []
         for place in part:
@@ -116,8 +116,8 @@ class KafkaSending:
                 answers.append((place, Unavailable("an earlier message of its key was not accepted")))
                 continue
             try:
-                # Without a timestamp of its own: a message that waited long would already be past the topic's
-                # retention.
+                # Without a timestamp: with its own, a message that waited long would already be past the
+                # topic's retention.
                 self._producer.produce(
                     envelope.topic,
                     envelope.payload,
@@ -132,8 +132,8 @@ class KafkaSending:
         return answers
 
     def _judge(self, again: list[int] | None) -> Answers:
-        """The outcomes that have arrived, except those of messages to be sent again in smaller requests,
-        which are added to `again`."""
+        """The outcomes that have arrived. Messages to be sent again in smaller requests are added to `again`
+        instead."""
         answers: Answers = []
         for place, error, partition in self._arrived[self._judged :]:
             if error is None:
@@ -148,13 +148,13 @@ class KafkaSending:
         return answers
 
     def _had_no_leader(self, error: KafkaError, partition: int | None) -> bool:
-        """Whether the client still had the message, and nobody could have taken it meanwhile."""
+        """Whether the client still had the message, and no broker could have taken it."""
         is_queued = error.code() == KafkaError._PURGE_QUEUE  # noqa: SLF001 - the client's own codes
         return is_queued and partition in self._leaderless_before & self.leaderless
 
     def _given_up(self) -> Answers:
-        """The outcomes of messages without an answer. What is still queued must not leave later: by then
-        another relay may own the bucket."""
+        """The outcomes of messages without an answer. Queued messages must not leave later, when another
+        relay may own the bucket."""
         self._producer.purge()
         self._producer.poll(0)
         answers = self._judge(None)

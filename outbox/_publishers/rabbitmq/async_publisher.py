@@ -75,7 +75,7 @@ class AsyncRabbitPublisher:
                     if isinstance(outcome, Unavailable) and place in doubtful:
                         outcome = Unknown(outcome.reason)
                     yield place, outcome
-            # RabbitMQ does not say which message it closes a channel for: send halves, until it is alone.
+            # RabbitMQ does not say for which message it closes a channel: send halves until it is alone.
             middle = (len(again) + 1) // 2
             groups += [dict(half) for half in (again[middle:], again[:middle]) if half]
 
@@ -90,7 +90,7 @@ class AsyncRabbitPublisher:
     async def _endings(
         self, messages: dict[int, Envelope], deadline: float
     ) -> AsyncGenerator[tuple[int, BaseException | None]]:
-        """How the publish of each message ended, as it becomes known; None: it was confirmed."""
+        """How the publishing of each message ended, as it becomes known; None: it was confirmed."""
         link, is_usable = self._link(), False
         try:
             channel = await self._ready(link, deadline)
@@ -108,7 +108,7 @@ class AsyncRabbitPublisher:
     async def _ready(self, link: RabbitLink, deadline: float) -> Channel | Unsent:
         now = asyncio.get_running_loop().time()
         try:
-            # At most half of the time, to leave some for the answers.
+            # At most half of the time: the rest is for the answers.
             async with asyncio.timeout_at(min(deadline, now + self.timeout / 2)):
                 return await link.ready()
         except Exception as error:  # noqa: BLE001 - whatever it is, nothing has been sent
@@ -119,7 +119,7 @@ class AsyncRabbitPublisher:
             return Unsent(f"{address.shown(self._url)} {trouble}: {error!r}")
 
     def _link(self) -> RabbitLink:
-        """A connection that no other send uses; preferably the one that was used last."""
+        """A connection that no other send uses, preferably the last one used."""
         while self._idle:
             link = self._idle.pop()
             if link.is_open:
@@ -130,8 +130,8 @@ class AsyncRabbitPublisher:
         return link
 
     async def _give_back(self, link: RabbitLink, *, is_usable: bool) -> None:
-        # A connection that RabbitMQ blocks is kept: a new one would learn of the block only after its first
-        # message, whose fate would be unknown again.
+        # A connection that RabbitMQ blocks is kept: on a new one, RabbitMQ reports the block only after the
+        # first message, whose outcome would be unknown again.
         is_kept = link in self._links  # unless the publisher was closed
         if is_kept and link.is_open and (is_usable or await link.is_blocked()):
             self._idle.append(link)

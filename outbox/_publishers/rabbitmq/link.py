@@ -11,7 +11,7 @@ from yarl import URL
 
 _log = logging.getLogger("outbox.rabbitmq")
 _GOODBYE = 5.0
-"""Seconds that a connection has to close in good order."""
+"""Seconds in which a connection must close properly."""
 
 
 class RabbitLink:
@@ -46,7 +46,7 @@ class RabbitLink:
         if not self.is_open:
             return False
         try:
-            # It waits only if the connection is blocked.
+            # This waits only if the connection is blocked.
             async with asyncio.timeout(0):
                 await self.ready()
         except TimeoutError:
@@ -54,7 +54,7 @@ class RabbitLink:
         return False
 
     async def close(self) -> None:
-        """Close the connection, in good order unless it hangs."""
+        """Close the connection, properly unless it hangs."""
         try:
             async with asyncio.timeout(_GOODBYE):
                 if self._connection is not None:

@@ -61,7 +61,7 @@ def _name(header: str, *, is_event: bool) -> str:
 
 
 def outcome_of(error: BaseException | None, exchange: str, envelope: Envelope) -> Outcome:
-    """The outcome of a message whose publish ended in this way, if no other message shared its channel."""
+    """The outcome of a message whose publishing ended like this, if no other message shared its channel."""
     place = f"exchange {exchange!r}, routing key {envelope.topic!r}"
     match error:
         case None:
@@ -92,8 +92,8 @@ def closes_channel(error: BaseException | None) -> bool:
 
 
 def is_about_one(error: BaseException | None) -> bool:
-    """Whether RabbitMQ closed the channel because of one of its messages, perhaps another one. Without the
-    exchange, or the right to publish there, it takes none of them."""
+    """Whether RabbitMQ closed the channel because of one of its messages, perhaps another one. (Otherwise the
+    exchange, or the right to publish there, is missing, and RabbitMQ takes none of them.)"""
     cause = error.args[0] if isinstance(error, Unsent) else error
     return closes_channel(cause) and not isinstance(
         cause, exceptions.ChannelNotFoundEntity | exceptions.ChannelAccessRefused

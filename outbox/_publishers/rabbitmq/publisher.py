@@ -27,8 +27,8 @@ class RabbitPublisher:
     routing key: with the default exchange, the queue's name. The messages of a batch are sent in order and on
     one channel, without waiting for confirms.
 
-    Sends at the same time, from several threads, have a connection each; `send` opens one when there is none
-    left, and keeps it for later sends. A forked process opens its own.
+    Concurrent sends, from several threads, have a connection each; if none is free, `send` opens one, and
+    keeps it for later sends. A forked process opens its own.
 
     Args:
         url: amqp://user:password@host:port/vhost, or amqps://.
@@ -51,7 +51,7 @@ class RabbitPublisher:
         return repr(self._core).removeprefix("Async")
 
     def check(self, lease: float) -> None:
-        """Make sure that the settings keep the promise within a lease of this many seconds.
+        """Check that the settings keep the guarantee within a lease of this many seconds.
 
         A relay starts even if the broker is down: then only the settings are checked.
 

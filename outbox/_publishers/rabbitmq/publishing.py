@@ -23,7 +23,7 @@ class ChannelPublishing:
     """Publishes messages on a channel that nothing else uses in the meantime.
 
     The client's `basic_publish` would start a task for each message, which costs several times as much as
-    everything else. So the messages are written here, and the client matches RabbitMQ's answers with them.
+    all the rest. So the messages are written here, and the client matches RabbitMQ's answers with them.
     """
 
     def __init__(self, channel: Channel, exchange: str, messages: dict[int, Envelope]) -> None:
@@ -42,7 +42,7 @@ class ChannelPublishing:
         self._news = asyncio.Event()
 
     async def endings(self, deadline: float) -> AsyncIterator[tuple[int, BaseException | None]]:
-        """How the publish of each message ended, as soon as it is known; None: RabbitMQ confirmed it."""
+        """How the publishing of each message ended, as soon as it is known; None: RabbitMQ confirmed it."""
         waiting = self.waiting
         closing = self._channel.closing
         closing.add_done_callback(self._wake)
@@ -70,7 +70,7 @@ class ChannelPublishing:
             self._channel.message_id_delivery_tag.clear()
 
     async def _write(self) -> None:
-        """Write the next chunk, if the one before has left."""
+        """Write the next chunk, if the previous one has left."""
         if self._channel.is_closed or not (self._leaving is None or self._leaving.done()):
             return
         if chunk := next(self._chunks, None):

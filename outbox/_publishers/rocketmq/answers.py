@@ -29,7 +29,7 @@ _NOT_NOW = {
     _Code.TOPIC_NOT_FOUND,
     _Code.UNAUTHORIZED,
 }
-"""Nothing was written, and an operator can fix it, or time."""
+"""Nothing was written, and an operator can fix the cause, or it passes."""
 _NO_RIGHT = {grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED}
 
 
@@ -46,14 +46,14 @@ def outcome_of(answer: Any, envelope: Envelope) -> Outcome:
 
 
 def outcome_of_route(answer: Any) -> Outcome:
-    """The same of a message that was not sent, because the question where to send it was answered so."""
+    """The same for a message that was not sent, from RocketMQ's answer to the question where to send it."""
     reason = described(answer.status)
     return Refused(reason) if answer.status.code in _NEVER else Unavailable(reason)
 
 
 def outcome_of_error(error: Exception) -> Outcome:
     """The outcome of a message whose request had no answer. It may have arrived: gRPC also says "unavailable"
-    when a connection breaks behind a request."""
+    if the connection breaks after the request."""
     if isinstance(error, grpc.RpcError) and error.code() in _NO_RIGHT:
         return Unavailable(text_of(error))
     return Unknown(f"no answer: {text_of(error)}")

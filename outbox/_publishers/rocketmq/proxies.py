@@ -24,9 +24,9 @@ from inbox_outbox_base.words.outgoing import Outcome, Unavailable
 from .answers import outcome_of_route
 
 _FRESH = 1.0
-"""Seconds for which a proxy that has answered is taken to answer."""
+"""Seconds for which a proxy that has answered is assumed to answer."""
 _SHARE_FOR_THE_SERVER = 0.9
-"""Of a time limit; the rest is for the client to notice that it is over."""
+"""The server's part of a time limit; in the rest, the client notices that the time is over."""
 _ANY_TOPIC = "outbox"
 _OPTIONS = [
     ("grpc.enable_retries", 0),
@@ -56,21 +56,21 @@ class Route:
     types: frozenset[int]
     """The types of messages that the topic takes."""
     silent: dict[str, Unavailable] = field(default_factory=dict)
-    """Proxies that do not answer, and their messages' outcome."""
+    """Proxies that do not answer, with the outcome of their messages."""
     found: float = field(default_factory=time.monotonic)
 
     @property
     def is_fifo(self) -> bool:
-        """Whether messages have a group, and are delivered in its order."""
+        """Whether messages belong to groups, and are delivered in the order of each group."""
         return _TYPES.FIFO in self.types
 
     def is_for_group(self, group: str | None) -> bool:
-        """Whether a message with this key goes there as one of a group."""
+        """Whether a message with this key belongs to a group in this topic."""
         return self.is_fifo and (group is not None or _TYPES.NORMAL not in self.types)
 
     def target(self, group: str) -> str:
-        """The proxy for a message; "" is any. Messages of one group go to the same one, which the client's
-        own producer would choose as well."""
+        """The proxy for a message; a group of "" may go to any. Messages of one group go to the same proxy,
+        which the client's own producer would choose as well."""
         if not group:
             return random.choice(self.targets)
         number = int.from_bytes(hashlib.sha256(group.encode()).digest(), "big")
@@ -81,8 +81,8 @@ class Proxies:
     """One connection to each proxy, opened when it is first needed; thread-safe. A forked process opens its
     own.
 
-    It sends a request once and does not repeat it, unlike the client's own producer: that reports the last of
-    three answers, although the first request may have been the one that arrived.
+    Each request is sent once. The client's own producer repeats requests, and reports the last of three
+    answers although the first request may have arrived.
 
     Args:
         timeout: seconds after which a send has ended.
@@ -97,7 +97,7 @@ class Proxies:
         self._timeout = timeout
         self._channels: dict[str, Any] = {}
         self._left: dict[Any, float] = {}
-        """Connections that have a successor, and since when: sends may still wait for answers there."""
+        """Connections that were replaced, and when: sends may still wait for answers there."""
         self._routes: dict[str, Route] = {}
 
     def route(self, topic: str, timeout: float) -> Route | Outcome:
@@ -135,7 +135,7 @@ class Proxies:
         return described(answer.status) if answer.status.code == protocol.Code.UNAUTHORIZED else None
 
     def forget(self, topic: str) -> None:
-        """Ask again where this topic's messages go: something is wrong."""
+        """Before the next send, ask again where this topic's messages go: something is wrong."""
         self._routes.pop(topic, None)
 
     def send(self, target: str, message: Any, timeout: float) -> Any:
@@ -167,7 +167,7 @@ class Proxies:
             return asked.result(timeout)
         except (grpc.RpcError, grpc.FutureTimeoutError, grpc.FutureCancelledError, ValueError) as error:
             if not (isinstance(error, grpc.RpcError) and error.code() == grpc.StatusCode.UNAVAILABLE):
-                # It may hang for as long as the system keeps the connection; a new one may be answered.
+                # This connection may hang as long as the system keeps it; a new one may get an answer.
                 self._leave(target)
             raise NoAnswer(f"not sent: {target} does not answer: {text_of(error)}") from None
 

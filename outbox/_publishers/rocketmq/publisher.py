@@ -25,8 +25,8 @@ _SHARE_FOR_CLEANING_UP = 0.1
 class RocketMQPublisher:
     """A `Publisher` that says `Accepted` once RocketMQ has confirmed the message.
 
-    How safe a confirmed message is, on disk or on a replica, is set on the broker. In a FIFO topic the key is
-    the message group: messages of one key are stored, and delivered, in the order in which they were
+    The broker's settings decide how safe a confirmed message is, on disk or on a replica. In a FIFO topic the
+    key is the message group: messages of one key are stored, and delivered, in the order in which they were
     published. In a NORMAL topic the key is a property, and RocketMQ keeps no order.
 
     Messages of different keys are sent at the same time, those of one key one after the other. Each is sent
@@ -39,7 +39,7 @@ class RocketMQPublisher:
     Args:
         url: rocketmq://access-key:secret@host:port, or rocketmqs:// with TLS. The login can be left out;
             several proxies are separated by commas, each by its IPv4 address.
-        topics: topics that `check` looks at.
+        topics: the topics to check before the first send.
         timeout: the longest time that `send` takes, in seconds or as `timedelta`; shorter than the relay's
             lease.
 
@@ -61,7 +61,7 @@ class RocketMQPublisher:
         return f"{type(self).__name__}({str(self._address)!r})"
 
     def check(self, lease: float) -> None:
-        """Make sure that the settings keep the promise within a lease of this many seconds.
+        """Check that the settings keep the guarantee within a lease of this many seconds.
 
         A relay starts even if RocketMQ is down: then only the settings are checked.
 
@@ -94,7 +94,7 @@ class RocketMQPublisher:
         if not batch:
             return
         topic, end = batch[0].topic, time.monotonic() + self.timeout * (1 - _SHARE_FOR_CLEANING_UP)
-        # Nothing is sent before a proxy answers: so the outcome is Unavailable, not Unknown.
+        # Nothing is sent until a proxy has answered, so without an answer the outcome is Unavailable.
         try:
             route = self._proxies.route(topic, self.timeout / 2)
         except NoAnswer as error:
@@ -118,7 +118,7 @@ class RocketMQPublisher:
 class AsyncRocketMQPublisher:
     """`RocketMQPublisher` for an `AsyncRelay`: the same arguments and promises, its sends in threads.
 
-    A cancelled send ends first, so that none of its messages is sent after the cancellation has been raised.
+    A cancelled send ends before the cancellation is raised: none of its messages is sent after that.
     """
 
     ordered = True

@@ -15,19 +15,19 @@ from .answers import outcome_of, outcome_of_error
 from .proxies import Proxies, Route
 
 _MOST = 100
-"""Requests without an answer at the same time."""
+"""The most requests without an answer at the same time."""
 _SHARE_FOR_THE_CLIENT = 0.1
-"""Of the time, the last part, in which gRPC ends the requests that have had no answer."""
+"""The last part of the time, in which gRPC ends the requests without an answer."""
 
 
 class RocketMQSending:
     """Sends the messages of a batch, a request for each.
 
-    Those of one key follow one another: the next one leaves when the one before it has been accepted.
+    Messages of one key follow one another: each leaves when the previous one has been accepted.
 
     Args:
         route: where they go.
-        end: on the monotonic clock; then what has no answer is given up.
+        end: the time on the monotonic clock when requests without an answer are given up.
     """
 
     def __init__(self, proxies: Proxies, batch: Sequence[Envelope], route: Route, end: float) -> None:
@@ -37,7 +37,7 @@ class RocketMQSending:
         self._end = end
         self._deadline = end - (end - time.monotonic()) * _SHARE_FOR_THE_CLIENT
         self._chains = _chains(batch)
-        """Places; each may leave when the one before it in its chain has been accepted."""
+        """Chains of places: each message leaves when the previous one in its chain has been accepted."""
         self._ready = deque(self._chains)
         self._sent: dict[int, tuple[Any, deque[int]]] = {}
         """By place, the requests without an answer."""
@@ -104,7 +104,7 @@ class RocketMQSending:
         return outcome_of(answer, envelope)
 
     def _ended(self, chain: deque[int], outcome: Outcome) -> Generator[tuple[int, Outcome]]:
-        """The outcome of a chain's first message, and of those behind it if they cannot be sent now."""
+        """The outcome of a chain's first message, and of the later ones if they cannot be sent now."""
         self.has_failed |= not isinstance(outcome, Accepted | Refused)
         yield chain.popleft(), outcome
         if isinstance(outcome, Accepted):
@@ -121,7 +121,7 @@ class RocketMQSending:
 
 
 def _chains(batch: Sequence[Envelope]) -> list[deque[int]]:
-    """Places of messages with the same key, each in a chain; those without a key are alone."""
+    """A chain of places for each key, and one for each message without a key."""
     chains: dict[object, deque[int]] = {}
     for place, envelope in enumerate(batch):
         chains.setdefault(place if envelope.key is None else envelope.key, deque()).append(place)
