@@ -246,7 +246,7 @@ def test_nobody_there(rabbitmq: Service) -> None:
         assert error.__cause__ is None
 
 
-def test_options_that_cannot_be_used() -> None:
+def test_invalid_options() -> None:
     """An unusable option is rejected by name when the consumer is created."""
 
     async def asynchronous(_: Delivery) -> Outcome:

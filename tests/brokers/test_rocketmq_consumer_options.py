@@ -58,7 +58,7 @@ def test_messages_of_others() -> None:
     assert delivery_of(odd, 1).payload == b"x"
 
 
-def test_options_that_cannot_be_used() -> None:
+def test_invalid_options() -> None:
     """An unusable option is rejected by name when the consumer is created, without repeating a secret."""
 
     async def asynchronous(_: Delivery) -> Outcome:

@@ -350,7 +350,7 @@ def test_a_retention_that_is_no_time_is_refused(value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, "3", None], ids=repr)
-def test_a_count_that_is_none_is_refused(secret_engine: Engine, value: Any) -> None:
+def test_an_invalid_count_is_refused(secret_engine: Engine, value: Any) -> None:
     """An invalid `attempts` or `batch` is rejected before the database is used; the error names the option
     and the value."""
     with pytest.raises(InvalidOption, match=rf"^attempts={value!r}"):

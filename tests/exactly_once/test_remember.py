@@ -215,7 +215,7 @@ def test_nothing_is_remembered_unless_asked_for(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("value", [-1, 1.5, True, "3", None])
-def test_a_number_that_cannot_be_used_is_refused(value: Any) -> None:
+def test_an_invalid_number_is_refused(value: Any) -> None:
     """An invalid `remember` is rejected; the error names the option and the value."""
     with pytest.raises(InvalidOption, match=re.escape(f"remember={value!r}: ")):
         Inbox("billing", remember=value)

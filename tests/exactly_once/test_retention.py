@@ -50,7 +50,7 @@ def test_seconds_and_timedeltas_mean_the_same() -> None:
 
 @pytest.mark.parametrize("name", ["broker", "producer", "network"])
 @pytest.mark.parametrize("value", [-1, float("inf"), float("nan"), "7d", True, None])
-def test_a_time_that_is_none_is_refused(name: str, value: object) -> None:
+def test_an_invalid_time_is_refused(name: str, value: object) -> None:
     """An invalid time is rejected; the error names the option and the value."""
     with pytest.raises(InvalidOption, match=re.escape(f"{name}={value!r}: ")):
         Retention(**{name: value})  # type: ignore[arg-type]

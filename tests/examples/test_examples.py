@@ -163,7 +163,7 @@ def test_a_running_request_is_not_run_again(migrated: Database) -> None:
 
 
 @pytest.mark.parametrize("key", ["", "x" * 513])
-def test_a_key_that_cannot_be_used_is_a_bad_request(migrated: Database, key: str) -> None:
+def test_an_invalid_key_is_a_bad_request(migrated: Database, key: str) -> None:
     """An invalid key is rejected with 400."""
 
     async def scenario(engine: AsyncEngine, post: Post) -> None:

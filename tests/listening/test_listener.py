@@ -284,7 +284,7 @@ def test_context_variables_of_calls_do_not_mix() -> None:
     ],
     ids=lambda options: ",".join(options),
 )
-def test_options_that_cannot_be_used(kind: Any, options: dict[str, Any]) -> None:
+def test_invalid_options(kind: Any, options: dict[str, Any]) -> None:
     """A wrong option raises an error that names it."""
     with pytest.raises(InvalidOption, match=f"^{list(options)[-1]}="):
         kind(**options)

@@ -208,7 +208,7 @@ def test_any_retry_after_can_be_stored(engine: Engine) -> None:
     ],
     ids=str,
 )
-def test_options_that_cannot_be_used(options: dict[str, Any], named: str) -> None:
+def test_invalid_options(options: dict[str, Any], named: str) -> None:
     """An invalid option raises an error that names it and its value."""
     with pytest.raises(InvalidOption) as caught:
         Relay(ANYWHERE, Recorder(), **options)

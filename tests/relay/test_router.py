@@ -158,7 +158,7 @@ def test_what_its_publishers_declare() -> None:
     assert isinstance(AsyncRouter({"a": AsyncRecorder()}), AsyncPublisher)
 
 
-def test_routes_that_cannot_be_used() -> None:
+def test_invalid_routes() -> None:
     """Creating a router with an invalid route raises an error that names the route."""
     one = Recorder()
     wrong: list[tuple[Any, str]] = [

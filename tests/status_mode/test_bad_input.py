@@ -54,7 +54,7 @@ BAD_OPTIONS: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("option", "value"), BAD_OPTIONS, ids=lambda value: f"{value!r:.20}")
-def test_an_option_that_cannot_be_used_is_refused(anywhere: SqlStore, option: str, value: Any) -> None:
+def test_an_invalid_option_is_refused(anywhere: SqlStore, option: str, value: Any) -> None:
     """An invalid option is rejected; the error names the option and the value."""
     with pytest.raises(InvalidOption, match=rf"^{option}=") as caught:
         StatusInbox(**{"consumer": "orders", "store": anywhere, option: value})
@@ -63,14 +63,14 @@ def test_an_option_that_cannot_be_used_is_refused(anywhere: SqlStore, option: st
 
 @pytest.mark.parametrize("option", ["first", "factor", "longest"])
 @pytest.mark.parametrize("value", NO_TIMES[:-1], ids=repr)
-def test_a_backoff_that_cannot_be_used_is_refused(option: str, value: Any) -> None:
+def test_an_invalid_backoff_is_refused(option: str, value: Any) -> None:
     """An invalid backoff is rejected; the error names its part and the value."""
     with pytest.raises(InvalidOption, match=rf"^{option}=") as caught:
         Backoff(**{option: value})
     assert repr(value) in str(caught.value)
 
 
-def test_a_store_that_is_none_is_refused() -> None:
+def test_an_invalid_store_is_refused() -> None:
     """Anything but a store is rejected: an engine, a client, a URL."""
     values: list[Any] = [create_mock_engine("sqlite://", print), None, "redis://localhost", SqlStore]
     for value in values:
