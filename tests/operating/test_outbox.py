@@ -136,7 +136,7 @@ def test_retry_of_what_needs_none(engine: Engine) -> None:
     (delayed,) = publish(engine, "b1", delay=3_600)
     with pytest.raises(WrongState, match=f"id='{pending}': state is pending; this needs dead, held"):
         outbox.retry(engine, pending)
-    with pytest.raises(WrongState, match="it is delayed"):
+    with pytest.raises(WrongState, match="state is delayed"):
         outbox.retry(engine, delayed)
     relay(engine, Recorder())
     with pytest.raises(MessageNotFound, match="it may have been sent"):

@@ -38,10 +38,10 @@ def test_consuming_and_consumed_are_left_alone(store: Store) -> None:
     """A message that is consuming or consumed cannot be retried, discarded or resolved."""
     with inbox_of(store).claim(KEY):
         for name in ("retry", "discard", "resolve_step"):
-            with case(name), pytest.raises(WrongStatus, match="it is consuming"):
+            with case(name), pytest.raises(WrongStatus, match="status is consuming"):
                 DECISIONS[name][0](store)
     for name, (decide, _) in DECISIONS.items():
-        with case(name), pytest.raises(WrongStatus, match="it is consumed"):
+        with case(name), pytest.raises(WrongStatus, match="status is consumed"):
             decide(store)
     assert stored(store, KEY).status is Status.CONSUMED
 

@@ -121,7 +121,7 @@ def test_a_message_that_was_delayed_and_is_due(engine: Engine) -> None:
     assert shown.retry_at is None
     assert outbox.peek(engine, state="waiting") == []
     assert outbox.retry_all(engine, "waiting") == 0
-    with pytest.raises(WrongState, match="it is pending"):
+    with pytest.raises(WrongState, match="state is pending"):
         outbox.retry(engine, shown.id)
 
 
