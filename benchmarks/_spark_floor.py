@@ -10,13 +10,13 @@ import pyarrow as pa
 from . import _spark_cpu
 from ._measure import Grid, Report, figure
 from ._spark_lab import Bench, Job, SparkLab, expect
-from ._spark_rows import KINDS, PARTITIONS, rows
+from ._spark_rows import PARTITIONS, rows
 
 
 def floor(lab: SparkLab) -> Report:
     """CPU seconds by process of fresh rows, of JDBC, and of a writer that discards its rows."""
     report, lines = Report(), []
-    for kind in KINDS:
+    for kind in lab.kinds:
         with lab.bench(f"floor_{kind}") as bench:
             jobs = {name: _job(bench, lab, kind, name) for name in ("floor", "fresh", "keyless")}
             if lab.has_jdbc:

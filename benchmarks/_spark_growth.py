@@ -12,7 +12,7 @@ from . import _filling
 from ._lab import run_alone
 from ._measure import Curve, Grid, Report, figure
 from ._spark_lab import Bench, Job, SparkLab, expect
-from ._spark_rows import KINDS, TARGET
+from ._spark_rows import TARGET
 
 _SIZES = (0.1, 0.5, 1, 2, 5)
 """Times the number of rows."""
@@ -25,27 +25,28 @@ _EMPTY, _LARGE = "empty", "large"
 def growth(lab: SparkLab) -> Report:
     """Seconds by number of rows, for both kinds of keys, with an empty inbox."""
     counts = [round(size * lab.rows) for size in _SIZES]
-    found: dict[str, dict[int, float]] = {kind: {} for kind in KINDS}
-    tick = lab.lab.task("time against rows", len(KINDS) * len(counts))
+    found: dict[str, dict[int, float]] = {kind: {} for kind in lab.kinds}
+    tick = lab.lab.task("time against rows", len(lab.kinds) * len(counts))
     with lab.bench("growth") as bench:
         bench.write("random", lab.rows // 10)
         for count in counts:
-            for kind in KINDS:
+            for kind in lab.kinds:
                 bench.clear()
                 bench.settle()
                 found[kind][count], _ = bench.write(kind, count)
                 tick()
-    lines = [(f"{count:,}", *(f"{found[kind][count]:.2f}" for kind in KINDS)) for count in counts]
-    columns = ("rows", *(f"{kind} keys, s" for kind in KINDS))
+    lines = [(f"{count:,}", *(f"{found[kind][count]:.2f}" for kind in lab.kinds)) for count in counts]
+    columns = ("rows", *(f"{kind} keys, s" for kind in lab.kinds))
     points = {
         f"{kind} keys": [(count / 1e6, seconds) for count, seconds in some.items()]
         for kind, some in found.items()
     }
-    linear = [(found[kind][counts[-1]] / counts[-1]) / (found[kind][counts[2]] / counts[2]) for kind in KINDS]
+    most, middle = counts[-1], counts[2]
+    linear = {kind: some[most] / most / (some[middle] / middle) for kind, some in found.items()}
     return Report(
         figures=[
-            figure(f"{kind} keys: time of a row, {counts[-1]:,} rows / {counts[2]:,}", [ratio])
-            for kind, ratio in zip(KINDS, linear, strict=True)
+            figure(f"{kind} keys: time of a row, {most:,} rows / {middle:,}", [ratio])
+            for kind, ratio in linear.items()
         ],
         grids=[Grid("time against rows", columns, lines)],
         curves=[Curve("time against rows", "million rows", "seconds", points)],
@@ -63,7 +64,7 @@ def inbox_size(lab: SparkLab) -> Report:
         firsts = itertools.count(lab.rows, lab.rows)
         jobs = {
             f"{kind} {name}": _fresh(bench, kind, name, lab.rows, firsts)
-            for kind in KINDS
+            for kind in lab.kinds
             for name in (_EMPTY, _LARGE)
         }
         seconds = lab.compare("time against inbox size", jobs, rounds=lab.lab.sized(3, 3, 1))
@@ -71,10 +72,10 @@ def inbox_size(lab: SparkLab) -> Report:
     title = f"time for {lab.rows:,} fresh rows against inbox size"
     lines = []
     for name, size in ((_EMPTY, "0"), (_LARGE, f"{large:,}")):
-        lines.append((size, *(f"{median(seconds[f'{kind} {name}']):.2f}" for kind in KINDS)))
-    report.grids.append(Grid(title, ("keys there", *(f"{kind} keys, s" for kind in KINDS)), lines))
+        lines.append((size, *(f"{median(seconds[f'{kind} {name}']):.2f}" for kind in lab.kinds)))
+    report.grids.append(Grid(title, ("keys there", *(f"{kind} keys, s" for kind in lab.kinds)), lines))
     points = {}
-    for kind in KINDS:
+    for kind in lab.kinds:
         empty, full = seconds[f"{kind} {_EMPTY}"], seconds[f"{kind} {_LARGE}"]
         slower = [after / before for before, after in zip(empty, full, strict=True)]
         report.figures.append(figure(f"{kind} keys: time with {large:,} keys there / with none", slower))

@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from spark import InboxWriter, WriteReport
 from ._business import CONSUMER
 from ._lab import Lab, run_alone
 from ._measure import in_turn
-from ._spark_rows import KEYLESS, PARTITIONS, TARGET, TARGET_DDL, rows
+from ._spark_rows import KEYLESS, KINDS, PARTITIONS, TARGET, TARGET_DDL, rows
 
 UNIX_SOCKETS = "spark.python.unix.domain.socket.enabled"
 """Whether the JVM and its Python workers exchange rows over Unix sockets instead of TCP."""
@@ -38,6 +38,11 @@ class SparkLab:
     lab: Lab
     session: SparkSession
     rows: int
+
+    @property
+    def kinds(self) -> Sequence[str]:
+        """The kinds of keys to write."""
+        return self.lab.sized(KINDS, KINDS, KINDS[:1])
 
     @property
     def has_jdbc(self) -> bool:

@@ -5,7 +5,7 @@ from typing import Any
 
 from ._measure import Figure, Grid, Report, figure, ratios
 from ._spark_lab import Bench, Job, SparkLab, expect
-from ._spark_rows import KINDS, PARTITIONS, write_before
+from ._spark_rows import PARTITIONS, write_before
 
 _TO_BEAT = {"ordered": 1.1, "random": 1.15}
 _TO_BEAT_BY_TABLE = 1.4
@@ -20,7 +20,7 @@ def rates(lab: SparkLab) -> Report:
     """All comparisons, for ordered and for random keys."""
     report = Report()
     lines = []
-    for kind in KINDS:
+    for kind in lab.kinds:
         with lab.bench(f"rates_{kind}") as bench:
             _warm_up(bench, lab, kind)
             seconds = lab.compare(f"{kind} keys", _jobs(bench, lab, kind))
