@@ -47,6 +47,7 @@ GROUPS = {
 """Files that share what takes seconds to start: where processes share the tests, one of them runs a group."""
 
 LONG_FILES = (
+    "project/test_benchmarks",
     "brokers/test_broken",
     "relay/test_leases",
     "relay/test_bucket_model",
