@@ -5,7 +5,6 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,7 +22,7 @@ from tests.support.cli import as_json, error, in_this_process, succeeded
 from tests.support.database import Database
 from tests.support.outbox_publishers import AsyncRecorder, Recorder, publish
 from tests.support.processes import wait_until
-from tests.support.spark.writes import RESULT, attempt, batch, make_result, prepared, written
+from tests.support.spark.writes import RESULT, attempt, batch, make_result, prepared, with_results, written
 from tests.support.together import Task, together, wait_until_blocked
 
 NEW, DUPLICATE, IN_FLIGHT = Verdict.NEW, Verdict.DUPLICATE, Verdict.IN_FLIGHT
@@ -194,8 +193,7 @@ def test_spark_s_connections(pooled: Database) -> None:
             running -= 1
 
     def work(number: int) -> Any:
-        task = prepared(pooled, max_connections=2, url=off(pooled.url))
-        task = replace(task, settings=replace(task.settings, results=slow))
+        task = with_results(prepared(pooled, max_connections=2, url=off(pooled.url)), slow)
         return attempt(task, number, batch((f"key {number}", number)))
 
     for _ in range(2):

@@ -12,6 +12,7 @@ from sqlalchemy import insert
 
 from tests.support.on_servers import only_on
 from tests.support.spark.cluster import is_running, kill, parents
+from tests.support.spark.fixtures import rows_and_table
 from tests.support.spark_jobs.application import Application, JobFailed
 from tests.support.spark_jobs.faults import PATIENCE, Faults, Point, Visit
 from tests.support.spark_jobs.payments import PAYMENT, Target, check_report, name
@@ -51,12 +52,13 @@ def test_an_exception_costs_and_doubles_nothing(
         pytest.param("executor", "after commit", marks=pytest.mark.long),
     ],
 )
+@rows_and_table
 def test_a_killed_process_costs_and_doubles_nothing(
     application: Application, target: Target, faults: Faults, point: Point, victim: str
 ) -> None:
     """A Python worker, or an executor's JVM, is killed with kill -9 just before or just after a COMMIT."""
     fault = faults.hold_at(point, partition=1)
-    job = application.submit("write", faults, url=target.url, payments=PAYMENTS)
+    job = application.submit("write", faults, **target.job, payments=PAYMENTS)
     [held] = faults.wait_for(fault)
     kill(held.pid if victim == "python worker" else executor_of(held))
     report = job.result()
@@ -67,8 +69,14 @@ def test_a_killed_process_costs_and_doubles_nothing(
 
 
 @pytest.mark.parametrize(
-    ("ledger", "point", "late"),
-    [("verify", "before ledger", 5), ("off", "before keys", 1), ("off", "before savepoint", 1)],
+    ("target", "ledger", "point", "late"),
+    [
+        ("rows", "verify", "before ledger", 5),
+        ("rows", "off", "before keys", 1),
+        ("rows", "off", "before savepoint", 1),
+        pytest.param("table", "verify", "before ledger", 1, marks=pytest.mark.long),
+    ],
+    indirect=["target"],
 )
 def test_a_zombie_changes_nothing(
     application: Application, target: Target, faults: Faults, ledger: str, point: Point, late: float
@@ -76,7 +84,7 @@ def test_a_zombie_changes_nothing(
     """An attempt is held until its speculative copy has committed and the job has returned. When it
     continues, up to 5 seconds later, nothing changes."""
     fault = faults.hold_at(point, partition=3)
-    job = application.submit("write", faults, url=target.url, payments=PAYMENTS, ledger=ledger)
+    job = application.submit("write", faults, **target.job, payments=PAYMENTS, ledger=ledger)
     [zombie] = faults.wait_for(fault)
     report = job.result()
     target.check(range(ROWS))

@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.on_servers import only_on
 from tests.support.spark.cluster import kill
+from tests.support.spark.fixtures import rows_and_table
 from tests.support.spark_jobs.application import Application, JobFailed
 from tests.support.spark_jobs.faults import Faults
 from tests.support.spark_jobs.payments import Target, check_report, number
@@ -19,19 +20,28 @@ pytestmark = [
 
 ROWS, PARTITIONS = 2_000, 4
 PAYMENTS = {"rows": ROWS, "partitions": PARTITIONS}
+ledgers = pytest.mark.parametrize(
+    ("target", "ledger"),
+    [
+        ("rows", "verify"),
+        pytest.param("rows", "trust", marks=pytest.mark.long),
+        pytest.param("table", "verify", marks=pytest.mark.long),
+    ],
+    indirect=["target"],
+)
 
 
-@pytest.mark.parametrize("ledger", ["verify", pytest.param("trust", marks=pytest.mark.long)])
+@ledgers
 def test_a_run_goes_on_where_it_failed(
     application: Application, other_application: Application, target: Target, faults: Faults, ledger: str
 ) -> None:
     """One partition fails every time, so the job fails and leaves only whole partitions behind. When another
     application submits the same run again, the job writes what is missing, and reports the whole batch."""
-    job: dict[str, Any] = {"url": target.url, "payments": PAYMENTS, "run": "nightly", "ledger": ledger}
+    job: dict[str, Any] = {**target.job, "payments": PAYMENTS, "run": "nightly", "ledger": ledger}
     faults.raise_at("before commit", partition=3, times=100)
     with pytest.raises(JobFailed, match="Injected"):
         application.run("write", faults, **job)
-    done = {number(key) for key in target.taken()}
+    done = {number(key) for key, _ in target.applied()}
     target.check(done)
     assert done <= set(range(ROWS * 3 // 4))
 
@@ -60,13 +70,13 @@ def test_another_run_finds_duplicates(
     assert second["replayed"] == 0
 
 
-@pytest.mark.parametrize("ledger", ["verify", pytest.param("trust", marks=pytest.mark.long)])
+@ledgers
 def test_another_number_of_partitions_is_another_plan(
     application: Application, target: Target, faults: Faults, ledger: str
 ) -> None:
     """A run that failed half-way is submitted again with another number of partitions. A ledger row with the
     same partition number does not make the job skip a partition."""
-    job: dict[str, Any] = {"url": target.url, "run": "nightly", "ledger": ledger}
+    job: dict[str, Any] = {**target.job, "run": "nightly", "ledger": ledger}
     faults.raise_at("before commit", partition=2, times=100)
     with pytest.raises(JobFailed, match="Injected"):
         application.run("write", faults, payments=PAYMENTS, **job)
@@ -122,6 +132,7 @@ def test_a_run_that_is_submitted_twice_at_the_same_time_counts_once(
     assert target.counted() == (20_000, 20_000)
 
 
+@rows_and_table
 def test_jobs_in_opposite_order_do_not_deadlock(
     application: Application, other_application: Application, target: Target
 ) -> None:
@@ -133,7 +144,7 @@ def test_jobs_in_opposite_order_do_not_deadlock(
         faults = each.faults()
         starts.append((faults, faults.hold_at("before ledger", times=partitions)))
         payments = {"rows": rows, "keys": keys, "partitions": partitions, "is_descending": is_descending}
-        jobs.append(each.submit("write", faults, url=target.url, payments=payments))
+        jobs.append(each.submit("write", faults, **target.job, payments=payments))
     for faults, fault in starts:
         faults.wait_for(fault, count=partitions)
     for faults, fault in starts:

@@ -4,7 +4,6 @@ detected."""
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -15,7 +14,6 @@ from sqlalchemy.exc import DBAPIError
 
 from inbox.errors import TransactionAborted, TransactionEnded
 from inbox.schema import tables
-from spark._executor.task import Task
 from tests.support.database import Database
 from tests.support.on_servers import fully_on
 from tests.support.spark.writes import (
@@ -26,7 +24,9 @@ from tests.support.spark.writes import (
     counts,
     make_result,
     prepared,
+    rows_in,
     taken,
+    with_results,
     write,
     written,
 )
@@ -35,23 +35,6 @@ from tests.support.together import Task as Thread
 TEN = [(f"k{number}", number) for number in range(10)]
 MANY = [batch(*((f"{at:02d}-{number}", number) for number in range(3_000))) for at in range(20)]
 LEDGERS = ["verify", "trust", "off"]
-
-
-@pytest.fixture
-def engine(migrated: Database) -> Engine:
-    """A database with the result table."""
-    return make_result(migrated)
-
-
-def rows_in(engine: Engine, table: Any) -> int:
-    """How many rows a table has."""
-    with engine.connect() as connection:
-        return connection.execute(select(func.count()).select_from(table)).scalar_one()
-
-
-def with_results(task: Task, results: Any) -> Task:
-    """The same task with another function, without pickling it."""
-    return replace(task, settings=replace(task.settings, results=results))
 
 
 @fully_on("postgresql", "ledger", LEDGERS)

@@ -4,7 +4,6 @@ import random
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -30,6 +29,7 @@ from tests.support.spark.writes import (
     make_result,
     options_of,
     prepared,
+    with_results,
     write,
     written,
 )
@@ -39,12 +39,6 @@ from tests.support.together import together, wait_until_blocked
 pytestmark = pytest.mark.mysql
 
 NEW, DUPLICATE, IN_FLIGHT = Verdict.NEW, Verdict.DUPLICATE, Verdict.IN_FLIGHT
-
-
-@pytest.fixture
-def engine(migrated: Database) -> Engine:
-    """A database with the result table."""
-    return make_result(migrated)
 
 
 def accept(engine: Engine, *keys: Any, wait: float = 0, consumer: str = CONSUMER) -> list[Verdict]:
@@ -99,8 +93,7 @@ def test_a_key_is_in_flight_while_a_partition_is_open(migrated: Database, engine
         assert go_on.wait(60)
         raise ZeroDivisionError
 
-    task = prepared(migrated)
-    task = replace(task, settings=replace(task.settings, results=slow))
+    task = with_results(prepared(migrated), slow)
     writing = Thread(lambda: attempt(task, 0, batch(("a", 1), ("b", 2))))
     assert inside.wait(60)
     began = time.monotonic()
@@ -221,8 +214,7 @@ def test_no_more_connections_than_allowed(postgres: Database) -> None:
                 time.sleep(0.01)
 
     def work(number: int) -> Done | None:
-        task = prepared(postgres, max_connections=2)
-        task = replace(task, settings=replace(task.settings, results=slow))
+        task = with_results(prepared(postgres, max_connections=2), slow)
         return attempt(task, number, batch((f"key {number}", number)))
 
     watcher = Thread(watch)
@@ -248,8 +240,7 @@ def test_tasks_take_turns_on_few_connections(migrated: Database, engine: Engine)
             running -= 1
 
     def work(number: int) -> Done | None:
-        task = prepared(migrated, max_connections=1)
-        task = replace(task, settings=replace(task.settings, results=slow))
+        task = with_results(prepared(migrated, max_connections=1), slow)
         return attempt(task, number, batch((f"key {number}", number)))
 
     assert all(together([lambda number=number: work(number) for number in range(5)]))  # type: ignore[misc]
@@ -265,8 +256,7 @@ def test_each_consumer_has_connections_of_its_own(migrated: Database, engine: En
         inside.set()
         assert go_on.wait(60)
 
-    task = prepared(migrated, max_connections=1)
-    task = replace(task, settings=replace(task.settings, results=slow))
+    task = with_results(prepared(migrated, max_connections=1), slow)
     holder = Thread(lambda: attempt(task, 0, batch(("a", 1))))
     assert inside.wait(60)
     assert write(migrated, [batch(("b", 2))], consumer="shipping", max_connections=1).new == 1
@@ -286,8 +276,7 @@ def test_a_slot_that_never_gets_free(postgres: Database, monkeypatch: pytest.Mon
         inside.set()
         go_on.wait(60)
 
-    holding = replace(task, settings=replace(task.settings, results=slow))
-    holder = Thread(lambda: attempt(holding, 0, batch(("a", 1))))
+    holder = Thread(lambda: attempt(with_results(task, slow), 0, batch(("a", 1))))
     assert inside.wait(60)
     monkeypatch.setattr("spark._executor.connect.transaction", partial(transaction, patience=0.3))
     monkeypatch.setattr("spark._executor.connect.TRIES", 2)

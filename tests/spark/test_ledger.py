@@ -15,7 +15,7 @@ from inbox.errors import PolicyConflict
 from inbox.schema import tables
 from spark._driver.job import Job
 from spark._executor.report import RowCounts
-from spark._executor.task import Task, run_task
+from spark._executor.task import run_task
 from spark.errors import InvalidRow
 from tests.support.database import Database
 from tests.support.on_servers import fully_on, only_on
@@ -27,7 +27,9 @@ from tests.support.spark.writes import (
     counts,
     make_result,
     prepared,
+    rows_in,
     taken,
+    with_results,
     write,
     written,
 )
@@ -38,18 +40,6 @@ LEDGERS = ["verify", "trust", "off"]
 TEN = [(f"k{number}", number) for number in range(10)]
 every_ledger = fully_on("sqlite", "ledger", LEDGERS)
 copied = fully_on("postgresql", "ledger", LEDGERS)  # SQLite has one writer at a time
-
-
-@pytest.fixture
-def engine(migrated: Database) -> Engine:
-    """A database with the result table."""
-    return make_result(migrated)
-
-
-def entries(engine: Engine) -> int:
-    """How many rows the ledger has."""
-    with engine.connect() as connection:
-        return connection.execute(select(func.count()).select_from(tables().ledger)).scalar_one()
 
 
 @pytest.mark.parametrize("ledger", LEDGERS)
@@ -224,7 +214,7 @@ def _two_copies(database: Database, engine: Engine, ledger: str, *, fails: bool)
             if fails:
                 raise ZeroDivisionError
 
-    task = replace_results(prepared(database, 1, run="r", ledger=ledger), slow)
+    task = with_results(prepared(database, 1, run="r", ledger=ledger), slow)
     first = Thread(lambda: attempt(task, 0, batch(*TEN)))
     assert inside.wait(30)
     second = Thread(lambda: attempt(task, 0, batch(*TEN)))
@@ -235,11 +225,6 @@ def _two_copies(database: Database, engine: Engine, ledger: str, *, fails: bool)
     with pytest.raises(ZeroDivisionError):
         first.result()
     return None, second.result()
-
-
-def replace_results(task: Task, results: Any) -> Task:
-    """The same task with another function, without pickling it."""
-    return replace(task, settings=replace(task.settings, results=results))
 
 
 @every_ledger
@@ -257,7 +242,7 @@ def test_a_partition_that_fails_leaves_nothing(migrated: Database, engine: Engin
         write(migrated, [batch(*TEN), batch(("", 1))], run="r", ledger=ledger)
     with pytest.raises(InvalidRow, match="null_keys"):
         write(migrated, [batch(*TEN), batch((None, 1))], run="r", ledger=ledger)
-    assert (written(engine), taken(engine), entries(engine)) == ([], [], 0)
+    assert (written(engine), taken(engine), rows_in(engine, tables().ledger)) == ([], [], 0)
     assert counts(write(migrated, [batch(*TEN)], run="r", ledger=ledger)) == {"new": 10}
 
 

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from hashlib import blake2b
@@ -29,10 +28,10 @@ from tests.support.spark.writes import (
     attempt,
     batch,
     counts,
-    make_result,
     options_of,
     prepared,
     taken,
+    with_results,
     write,
     written,
 )
@@ -40,12 +39,6 @@ from tests.support.together import Task as Thread
 from tests.support.together import wait_until_blocked
 
 LEDGER = tables().ledger
-
-
-@pytest.fixture
-def engine(migrated: Database) -> Engine:
-    """A database with the result table."""
-    return make_result(migrated)
 
 
 def load(database: Database, *partitions: Any, **options: Any) -> tuple[dict[str, int], int]:
@@ -121,8 +114,7 @@ def test_a_zombie_counts_nothing(migrated: Database, engine: Engine) -> None:
         inside.set()
         assert go_on.wait(60)
 
-    task = prepared(migrated, run="r", digest="amount")
-    task = replace(task, settings=replace(task.settings, results=slow))
+    task = with_results(prepared(migrated, run="r", digest="amount"), slow)
     zombie = Thread(lambda: attempt(task, 0, batch(("a", 7), ("b", 2))))
     assert inside.wait(60)
     copy = Thread(lambda: attempt(task, 0, batch(("a", 7), ("b", 2))))

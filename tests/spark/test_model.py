@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
@@ -19,7 +19,17 @@ from spark import WriteReport
 from spark._driver.job import Job
 from spark._executor.task import Done, Task, run_task
 from tests.support.database import Database
-from tests.support.spark.writes import RESULT, Row, batch, make_result, options_of, prepared, taken, written
+from tests.support.spark.writes import (
+    RESULT,
+    Row,
+    batch,
+    make_result,
+    options_of,
+    prepared,
+    taken,
+    with_results,
+    written,
+)
 from tests.support.together import Task as Thread
 from tests.support.together import together
 
@@ -70,7 +80,7 @@ class World:
             with pytest.raises(Failed):
                 run_task(task, part, dying(batches(rows)))
         elif death == "results":
-            failing = replace(task, settings=replace(task.settings, results=refuse))
+            failing = with_results(task, refuse)
             try:
                 run_task(failing, part, iter(batches(rows)))
             except Failed:

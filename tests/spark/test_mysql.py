@@ -14,16 +14,10 @@ from spark._executor.connect import engine_of, transaction
 from spark.errors import ColumnMismatch, InvalidRow
 from tests.support.database import Database
 from tests.support.on_servers import only_on
-from tests.support.spark.writes import batch, counts, make_result, options_of, taken, write, written
+from tests.support.spark.writes import batch, counts, options_of, taken, write, written
 
 TEN = [(f"k{number}", number) for number in range(10)]
 pytestmark = [only_on("mariadb", "mysql"), pytest.mark.mysql]
-
-
-@pytest.fixture
-def engine(migrated: Database) -> Engine:
-    """A database with the result table."""
-    return make_result(migrated)
 
 
 @pytest.fixture

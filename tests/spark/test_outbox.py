@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from sqlalchemy import Connection, Engine, create_engine, event, insert
+from sqlalchemy import Connection, Engine, create_engine, insert
 
 from inbox.errors import InvalidOption, TablesMissing
 from outbox import Accepted, Envelope, Message, Outbox, Outcome, Relay
@@ -29,6 +29,7 @@ from tests.support.spark.writes import (
     attempt,
     batch,
     counts,
+    losing_an_answer,
     make_result,
     prepared,
     write,
@@ -173,20 +174,8 @@ def test_a_lost_answer_to_a_commit_publishes_once(migrated: Database, how: PerRo
     """When the answer to a COMMIT is lost, the transaction is retried, and its messages are sent once."""
     make_result(migrated)
     task = prepared(migrated, schema=SCHEMA, outbox=how)
-    lost: list[Any] = []
-
-    def lose(connection: Any) -> None:
-        if not lost:
-            lost.append(connection)
-            connection.connection.driver_connection.commit()
-            connection.connection.driver_connection.close()
-
-    event.listen(Engine, "commit", lose)
-    try:
+    with losing_an_answer():
         attempt(task, 0, batch(*TEN))
-    finally:
-        event.remove(Engine, "commit", lose)
-    assert lost
     assert len(relayed(migrated)) == (10 if isinstance(how, PerRow) else 1)
 
 

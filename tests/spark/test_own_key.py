@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from sqlalchemy import BigInteger, Column, Engine, MetaData, String, Table, delete, event, select
+from sqlalchemy import BigInteger, Column, Engine, MetaData, String, Table, delete, select
 
 from inbox.errors import InvalidOption
 from spark import Append, InboxWriter, Statements, Upsert
@@ -17,7 +17,7 @@ from tests.support.cases import case
 from tests.support.database import Database
 from tests.support.on_servers import only_on
 from tests.support.roles import Right, Role, rights, role
-from tests.support.spark.writes import attempt, counts, prepared, taken, write
+from tests.support.spark.writes import attempt, counts, losing_an_answer, prepared, taken, write
 from tests.support.together import Task, together, wait_until_blocked
 
 METADATA = MetaData()
@@ -129,25 +129,10 @@ def test_a_lost_answer_to_a_commit_is_looked_up(migrated: Database, engine: Engi
     """When the answer to a COMMIT is lost, another attempt finds in the ledger that the transaction has
     committed."""
     task = prepared(migrated, schema=events().schema, **APPEND)
-    done = [_attempt_without_an_answer(task), attempt(task, 0, events(*range(100)))]
+    with losing_an_answer():
+        done = [attempt(task, 0, events(*range(100))) for _ in range(2)]
     assert [each.counts.new for each in done if each is not None] == [100, 100]
     assert stored(engine) == [*range(100)]
-
-
-def _attempt_without_an_answer(task: Any) -> Done | None:
-    lost: list[Any] = []
-
-    def lose(connection: Any) -> None:
-        if not lost:
-            lost.append(connection)
-            connection.connection.driver_connection.commit()
-            connection.connection.driver_connection.close()
-
-    event.listen(Engine, "commit", lose)
-    try:
-        return attempt(task, 0, events(*range(100)))
-    finally:
-        event.remove(Engine, "commit", lose)
 
 
 @pytest.mark.parametrize("options", [APPEND, UPSERT], ids=["append", "upsert"])

@@ -17,16 +17,10 @@ from spark.errors import InvalidRow
 from tests.support.cases import case
 from tests.support.database import Database
 from tests.support.on_servers import only_on
-from tests.support.spark.writes import batch, make_result, write
+from tests.support.spark.writes import batch, write
 
 LEDGER, MESSAGE = tables().ledger, tables().message
 OLD = datetime(2026, 1, 1, 12, tzinfo=UTC)
-
-
-@pytest.fixture
-def engine(migrated: Database) -> Engine:
-    """A database with the result table."""
-    return make_result(migrated)
 
 
 def source(database: Database, **options: Any) -> InboxDataSource:

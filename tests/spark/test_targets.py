@@ -17,7 +17,6 @@ from sqlalchemy import (
     String,
     Table,
     create_engine,
-    event,
     select,
 )
 
@@ -31,7 +30,7 @@ from tests.support.crash_worker import kill_at
 from tests.support.database import Database
 from tests.support.forked import run_forked
 from tests.support.on_servers import fully_on, only_on
-from tests.support.spark.writes import attempt, counts, prepared, taken, write
+from tests.support.spark.writes import attempt, counts, losing_an_answer, prepared, taken, write
 
 METADATA = MetaData()
 ORDER = Table(
@@ -159,19 +158,8 @@ def test_a_target_that_refuses_a_row(migrated: Database, engine: Engine) -> None
 def test_a_lost_answer_to_a_commit(migrated: Database, engine: Engine) -> None:
     """When the answer to a COMMIT is lost, the partition is retried, and its lines are written once."""
     task = prepared(migrated, schema=SCHEMA, **USUAL)
-    lost: list[Any] = []
-
-    def lose(connection: Any) -> None:
-        if not lost:
-            lost.append(connection)
-            connection.connection.driver_connection.commit()
-            connection.connection.driver_connection.close()
-
-    event.listen(Engine, "commit", lose)
-    try:
+    with losing_an_answer():
         done = attempt(task, 0, purchases(3, 5))
-    finally:
-        event.remove(Engine, "commit", lose)
     assert done is not None
     assert done.counts.new == 2
     assert stored(engine) == expected(3, 5)

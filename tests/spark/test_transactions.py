@@ -4,11 +4,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
-from typing import Any
 
 import pyarrow as pa
 import pytest
-from sqlalchemy import Connection, Engine, event, func, select, text
+from sqlalchemy import Connection, Engine, event, text
 from sqlalchemy.exc import DBAPIError
 
 from inbox import Inbox, Verdict, migration
@@ -23,6 +22,7 @@ from tests.support.spark.writes import (
     counts,
     make_result,
     prepared,
+    rows_in,
     taken,
     write,
     written,
@@ -31,18 +31,6 @@ from tests.support.together import together
 
 LEVELS = ["READ_COMMITTED", "REPEATABLE_READ", "SERIALIZABLE"]
 COPIED = [*product(["verify", "off"], LEVELS)]
-
-
-@pytest.fixture
-def engine(migrated: Database) -> Engine:
-    """A database with the result table."""
-    return make_result(migrated)
-
-
-def rows_in(engine: Engine, table: Any) -> int:
-    """How many rows a table has."""
-    with engine.connect() as connection:
-        return connection.execute(select(func.count()).select_from(table)).scalar_one()
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -88,12 +88,6 @@ def session(spark_session: "SparkSession") -> Iterator["SparkSession"]:
     spark_session.conf.set("spark.sql.session.timeZone", before)
 
 
-@pytest.fixture
-def engine(migrated: Database) -> Engine:
-    """A database for the test's table."""
-    return migrated.engine()
-
-
 def execute(engine: Engine, statement: str) -> None:
     """Run one statement."""
     with engine.begin() as connection:

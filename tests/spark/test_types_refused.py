@@ -94,12 +94,6 @@ GENERATED: dict[str, dict[str, str]] = {
 }
 
 
-@pytest.fixture
-def engine(migrated: Database) -> Engine:
-    """A database for the test's table."""
-    return migrated.engine()
-
-
 def execute(engine: Engine, statement: str) -> None:
     """Run one statement."""
     with engine.begin() as connection:

@@ -70,10 +70,19 @@ def in_the_end() -> Iterator[list[Callable[[], None]]]:
 
 
 @pytest.fixture
-def target(server: Server, in_the_end: list[Callable[[], None]]) -> Iterator[Target]:
-    """The table that jobs write to, beside the inbox's tables, in a database that is not used again."""
+def target(
+    request: pytest.FixtureRequest, server: Server, in_the_end: list[Callable[[], None]]
+) -> Iterator[Target]:
+    """The table that jobs write to, beside the inbox's tables, in a database that is not used again. Its
+    parameter, if it has one, is the writer's option `inbox`."""
     database = Database(server, server.fresh_database())
     make_tables(database.url)
-    yield Target(database)
+    yield Target(database, getattr(request, "param", "rows"))
     database.dispose()
     in_the_end.append(database.close)
+
+
+rows_and_table = pytest.mark.parametrize(
+    "target", ["rows", pytest.param("table", marks=pytest.mark.long)], indirect=True
+)
+"""With the inbox, and with `inbox="table"`."""

@@ -1,11 +1,24 @@
 """Writes without Spark: the work of its driver and its tasks, called one after another."""
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
-from sqlalchemy import BigInteger, Column, Engine, MetaData, String, Table, select
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Engine,
+    MetaData,
+    String,
+    Table,
+    event,
+    func,
+    select,
+)
 
 from inbox.schema import tables
 from spark import WriteReport
@@ -56,6 +69,11 @@ def prepared(database: Database, parts: int = 0, schema: pa.Schema = SCHEMA, **o
     return task
 
 
+def with_results(task: Task, results: Any) -> Task:
+    """The same task with another function, without pickling it."""
+    return replace(task, settings=replace(task.settings, results=results))
+
+
 def attempt(task: Task, part: int, *batches: pa.RecordBatch) -> Done | None:
     """One attempt at a partition."""
     return run_task(task, part, iter(batches))
@@ -83,6 +101,32 @@ def write(
 def _run(work: Any, task: Task, partitions: Sequence[Partition]) -> list[Done]:
     done = [work(task, part, iter(batches)) for part, batches in enumerate(partitions)]
     return [each for each in done if each is not None]
+
+
+@contextmanager
+def losing_an_answer() -> Iterator[None]:
+    """The connection of the first COMMIT in the body breaks when the server has committed."""
+    lost: list[Connection] = []
+
+    def lose(connection: Connection) -> None:
+        if not lost:
+            lost.append(connection)
+            driver: Any = connection.connection.driver_connection
+            driver.commit()
+            driver.close()
+
+    event.listen(Engine, "commit", lose)
+    try:
+        yield
+    finally:
+        event.remove(Engine, "commit", lose)
+    assert lost
+
+
+def rows_in(engine: Engine, table: Table) -> int:
+    """How many rows a table has."""
+    with engine.connect() as connection:
+        return connection.execute(select(func.count()).select_from(table)).scalar_one()
 
 
 def written(engine: Engine) -> list[tuple[str, int]]:
