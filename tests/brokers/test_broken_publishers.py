@@ -236,6 +236,7 @@ BROKEN = [
 ]
 
 
+# Each row breaks another promise of the suite.
 @pytest.mark.long(but_on="AcceptsAtOnce")
 @pytest.mark.parametrize(("kind", "test"), BROKEN, ids=lambda each: getattr(each, "__name__", each))
 def test_a_broken_publisher_fails(

@@ -256,23 +256,3 @@ def test_what_was_there_before(topics: Topics, postgres: Database) -> None:
         with running(consumer(topics.address, topic, handler)):
             wait_until(lambda: batch[1] in applied(engine))  # noqa: B023 - ends within the turn
     assert seen == dict.fromkeys("abcd", 1)
-
-
-def test_stop_ends_the_running_message(topics: Topics, postgres: Database) -> None:
-    """After `stop` the running message finishes and is committed. Later messages are left for the next
-    start."""
-    engine, topic = postgres.engine(), topics.new()
-    make_table(engine)
-    topics.put(topic, "a", "b", "c")
-    has_begun = threading.Event()
-
-    def slowly(delivery: Delivery) -> None:
-        has_begun.set()
-        time.sleep(1)
-
-    with running(consumer(topics.address, topic, applying(engine, before=slowly))) as one:
-        assert has_begun.wait(30)
-        one.stop()
-    assert one.stopped
-    assert applied(engine) == ["a"]
-    assert topics.committed("payments", topic) == {0: 1}

@@ -23,7 +23,7 @@ from tests.support.brokers.kafka_consumers import (
     make_table,
     running,
 )
-from tests.support.brokers.kafka_topics import Topics, envelope, values, wait_until
+from tests.support.brokers.kafka_topics import Topics, envelope, wait_until
 from tests.support.database import Database
 
 pytest_plugins = ["tests.support.brokers.kafka_fixtures"]
@@ -108,23 +108,6 @@ def test_a_message_too_large_for_the_topic_of_dead_letters(topics: Topics) -> No
     assert (second.key(), second.value()) == (None, None)
     kept = {"dead-letter-offset": b"1", "dead-letter-left-out": b"key, value, headers"}
     assert dict(second.headers() or []) == {**place, **kept}
-
-
-def test_a_topic_of_dead_letters_that_is_missing(
-    topics: Topics, postgres: Database, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A dead letter is not committed before Kafka has confirmed that it is stored."""
-    engine, topic = postgres.engine(), topics.new()
-    make_table(engine)
-
-    topics.put(topic, "poison", "b")
-    dead = f"{topic}.dead"
-    with running(consumer(topics.address, topic, applying(engine, before=give_up), dead_letter=dead)):
-        wait_until(lambda: "dead_letter= failed" in caplog.text)
-        assert applied(engine) == []
-        topics.make(dead)
-        wait_until(lambda: applied(engine))
-    assert values(topics.log(dead)) == ["poison"]
 
 
 def test_a_dead_letter_that_cannot_be_put_away(topics: Topics, postgres: Database) -> None:

@@ -1,4 +1,4 @@
-"""Arguments that a KafkaConsumer cannot use are rejected when it is created."""
+"""Invalid arguments of a KafkaConsumer are rejected when it is created."""
 
 from typing import Any
 
@@ -25,15 +25,15 @@ from inbox.kafka import AsyncKafkaConsumer, KafkaConsumer
     ],
     ids=str,
 )
-def test_options(config: dict[str, Any], options: dict[str, Any], named: str) -> None:
-    """An unusable option is rejected by name and value."""
+def test_invalid_options(config: dict[str, Any], options: dict[str, Any], named: str) -> None:
+    """An invalid option is rejected by name and value."""
     whole = {"bootstrap.servers": "127.0.0.1:1", "group.id": "a", **config}
     with pytest.raises(InvalidOption, match=named):
         KafkaConsumer(whole, "topic", lambda _: Outcome(Verdict.NEW), **options)
 
 
 @pytest.mark.parametrize("topics", ["", [], [""], [7], ["a", None]], ids=repr)
-def test_topics(topics: Any) -> None:
+def test_invalid_topics(topics: Any) -> None:
     """A consumer without a topic is rejected."""
     with pytest.raises(InvalidOption, match=r"^topics="):
         KafkaConsumer({"group.id": "a"}, topics, lambda _: Outcome(Verdict.NEW))
@@ -47,7 +47,7 @@ def test_an_argument_that_it_does_not_have(name: str) -> None:
         KafkaConsumer({"group.id": "a"}, "topic", lambda _: Outcome(Verdict.NEW), **options)
 
 
-def test_a_handler_that_is_none() -> None:
+def test_an_invalid_handler() -> None:
     """A handler that is not a function is rejected: otherwise each message would fail, and become a dead
     letter in the end."""
     with pytest.raises(InvalidOption, match="handler='bill'"):

@@ -23,10 +23,9 @@ from outbox.rabbitmq import RabbitPublisher
 from tests.servers import Service
 from tests.support import accounts
 from tests.support.answers import published
-from tests.support.brokers.rabbit_consumers import Counted, bookkeeping, consuming, consuming_async
-from tests.support.brokers.rabbit_queues import Queues, envelope
+from tests.support.brokers.rabbit_consumers import Counted, consuming, consuming_async
+from tests.support.brokers.rabbit_queues import Queues
 from tests.support.database import Database
-from tests.support.listeners import Fault
 from tests.support.processes import wait_until
 
 pytest_plugins = ["tests.support.brokers.rabbit_fixtures"]
@@ -92,33 +91,6 @@ def test_what_is_published_takes_effect_once_in_tasks(queues: Queues, postgres: 
     with consuming_async(postgres.async_url, queues.url, queue, concurrency=4):
         wait_until(lambda: set(accounts.totals(engine).values()) == {1} and queues.count(queue) == 0)
     assert accounts.totals(engine) == dict.fromkeys(NAMES, 1)
-
-
-def test_a_message_that_fails_comes_again(queues: Queues, postgres: Database) -> None:
-    """A handler that fails twice and then succeeds sees the number of the attempt and the unchanged message,
-    and its writes take effect once."""
-    engine, queue, seen = postgres.engine(), queues.new(), list[Delivery]()
-    accounts.make(engine)
-
-    def fail_twice(message: Delivery) -> None:
-        seen.append(message)
-        if len(seen) < 3:
-            raise Fault("not yet")
-
-    sent = envelope(queue, "cash", key="k", colour="blue", ce_type="made")
-    send(queues, sent)
-    with consuming(queues.url, queue, bookkeeping(engine, fail_twice)):
-        wait_until(lambda: accounts.total(engine) == 1)
-    assert [message.attempt for message in seen] == [1, 2, 3]
-    for message in seen:
-        assert message.id == sent.id
-        assert message.topic == queue
-        assert message.key == "k"
-        assert message.payload == b"cash"
-        assert message.content_type == "text/plain"
-        assert message.headers == {"colour": "blue", "ce_type": "made"}
-        assert message.created_at == sent.created_at
-    assert queues.everything(queue) == []
 
 
 def test_a_delay_lets_others_pass(queues: Queues, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,7 +219,7 @@ def test_nobody_there(rabbitmq: Service) -> None:
 
 
 def test_invalid_options() -> None:
-    """An unusable option is rejected by name when the consumer is created."""
+    """An invalid option is rejected by name when the consumer is created."""
 
     async def asynchronous(_: Delivery) -> Outcome:
         return NEW

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from aiormq.abc import DeliveredMessage
-from pamqp.common import FieldValue
 
 from inbox import Claim, Decision, Delivery, Outcome, SqlStore, StatusInbox, Verdict, message_id
 from inbox.errors import GiveUp, TransientError
@@ -157,23 +156,3 @@ def test_a_function_for_dead_letters(queues: Queues) -> None:
         wait_until(lambda: bool(away))
     assert away == [(b"bad", "mismatch")]
     assert queues.everything(queue) == []
-
-
-def test_a_dead_letter_that_cannot_be_put_away_stays(queues: Queues) -> None:
-    """When the dead-letter queue is full, the message returns to its queue, and becomes a dead letter
-    later."""
-    queue, seen = queues.new(), list[Delivery]()
-    full: dict[str, FieldValue] = {"x-max-length": 1, "x-overflow": "reject-publish"}
-    queues.do(lambda channel: channel.queue_declare(f"{queue}.dead", durable=True, arguments=full))
-    queues.put(f"{queue}.dead", "first")
-    queues.put(queue, "bad")
-
-    def handle(message: Delivery) -> Outcome:
-        seen.append(message)
-        return Outcome(Verdict.MISMATCH)
-
-    with consuming(queues.url, queue, handle):
-        wait_until(lambda: len(seen) == 2)
-        assert queues.bodies(f"{queue}.dead") == ["first"]
-        wait_until(lambda: queues.count(f"{queue}.dead") == 1)
-    assert queues.everything(queue) == ["bad"]

@@ -93,21 +93,11 @@ def test_events_have_the_names_of_their_binding(queues: Queues) -> None:
     assert headers == {"cloudEvents_specversion": "1.0", "cloudEvents_type": "made", "colour": "blue"}
 
 
-def test_a_message_without_a_key_has_no_key_header(queues: Queues) -> None:
-    """A message with an empty payload and no key arrives as such."""
-    queue = queues.new()
-    assert send_once(queues.url, [envelope(queue, "")]) == [Accepted()]
-    (message,) = queues.take(queue)
-    assert message.body == b""
-    assert "outbox-key" not in (message.header.properties.headers or {})
-
-
-@both_kinds
-def test_a_batch_keeps_its_order(queues: Queues, send: Send) -> None:
+def test_a_batch_keeps_its_order(queues: Queues) -> None:
     """Five hundred messages are all accepted, and are in the queue in the batch's order."""
     queue = queues.new()
     names = [str(number) for number in range(500)]
-    outcomes = send(queues.url, [envelope(queue, name) for name in names])
+    outcomes = send_once(queues.url, [envelope(queue, name) for name in names])
     assert outcomes == [Accepted()] * 500
     assert queues.bodies(queue) == names
 
@@ -203,11 +193,10 @@ def test_a_tombstone_is_refused(queues: Queues) -> None:
     assert queues.bodies(queue) == ["2"]
 
 
-@both_kinds
-def test_nobody_there(send: Send) -> None:
+def test_nobody_there() -> None:
     """Without a server nothing has been taken, and the reason names the address but not the password."""
     port = free_port()
-    outcomes = send(f"amqp://user:secret@127.0.0.1:{port}/", [envelope("a"), envelope("b")])
+    outcomes = send_once(f"amqp://user:secret@127.0.0.1:{port}/", [envelope("a"), envelope("b")])
     assert kinds(outcomes) == [Unavailable] * 2
     for outcome in outcomes:
         assert str(port) in reason(outcome)

@@ -59,7 +59,7 @@ def test_messages_of_others() -> None:
 
 
 def test_invalid_options() -> None:
-    """An unusable option is rejected by name when the consumer is created, without repeating a secret."""
+    """An invalid option is rejected by name when the consumer is created, without repeating a secret."""
 
     async def asynchronous(_: Delivery) -> Outcome:
         return NEW
@@ -193,7 +193,7 @@ def test_a_dead_letter_function_that_is_cancelled(rocketmq: Topics) -> None:
     assert stored[:2] == runs[:1] * 2
 
 
-def test_a_handler_that_is_none(rocketmq: Topics) -> None:
+def test_a_handler_without_an_outcome(rocketmq: Topics) -> None:
     """A function that does not return an outcome ends the consumer with an error."""
     topic, group = rocketmq.new(), rocketmq.group()
     send(rocketmq.address, [envelope(topic)])

@@ -16,12 +16,13 @@ from inbox.schema import metadata, tables
 from inbox_outbox_base.databases import member_statements
 from outbox import Accepted, Message, Outbox, Outcome, Refused, Relay, Unavailable
 from tests.support.database import Database
+from tests.support.on_servers import only_on
 from tests.support.outbox_publishers import Recorder
 from tests.support.roles import SECTIONS, Right, Role, is_denied, page, rights, role
 from tests.support.spark.writes import batch, make_result, write
 from tests.support.status_mode.repairs import gives_up, halts
 
-pytestmark = pytest.mark.mysql
+on_roles = only_on("postgresql", "mariadb")  # SQLite has no roles, and MySQL's rights are MariaDB's
 
 TABLES = tables()
 OLD = datetime.now(UTC) - timedelta(days=100)
@@ -183,14 +184,12 @@ PARTS: dict[str, Part] = {
 @pytest.fixture
 def granted(migrated: Database) -> Any:
     """A database, a role that can be granted privileges on it, and Spark's table of results."""
-    if migrated.name not in ("postgresql", "mariadb"):
-        pytest.skip("SQLite has no roles" if migrated.name == "sqlite" else "MySQL's rights are MariaDB's")
     make_result(migrated)
     with role(migrated) as app:
         yield migrated, app
 
 
-@pytest.mark.quick("postgresql", "mariadb")
+@on_roles
 @pytest.mark.parametrize("part", PARTS)
 def test_each_part_needs_these_rights(granted: tuple[Database, Role], part: str) -> None:
     """With the privileges listed on the page the part does all its work; without any one of them it fails
@@ -280,6 +279,7 @@ def test_the_page_covers_every_part() -> None:
             assert f"\n| {part}" in page()
 
 
+@on_roles
 def test_an_inbox_without_a_right_to_its_policy(granted: tuple[Database, Role], caplog: Any) -> None:
     """An inbox without privileges on its policy takes messages, and logs once what is missing; the owner of
     the tables can still store the policy."""
