@@ -11,7 +11,8 @@ from outbox import Accepted
 from outbox.kafka import KafkaPublisher
 from outbox.rabbitmq import RabbitPublisher
 from tests.support.answers import published
-from tests.support.brokers.kafka_consumers import consumer, running
+from tests.support.brokers.consumers import running
+from tests.support.brokers.kafka_consumers import consumer
 from tests.support.brokers.kafka_topics import Topics
 from tests.support.brokers.kafka_topics import envelope as kafka_envelope
 from tests.support.brokers.rabbit_consumers import consuming

@@ -15,14 +15,8 @@ from outbox import Accepted, Outbox, Relay
 from outbox.kafka import KafkaPublisher
 from tests.support.answers import published
 from tests.support.brokers import kafka_native
-from tests.support.brokers.kafka_consumers import (
-    applied,
-    applied_by_key,
-    applying,
-    consumer,
-    make_table,
-    running,
-)
+from tests.support.brokers.consumers import running, taking
+from tests.support.brokers.kafka_consumers import applied, applied_by_key, applying, consumer, make_table
 from tests.support.brokers.kafka_topics import Topics, envelope, id_of, wait_until
 from tests.support.database import Database
 
@@ -83,11 +77,7 @@ def test_records_of_others(topics: Topics) -> None:
     topics.put_raw(topic, None, b"\xff")
     topics.put_raw(topic, b"b", b"\xfe", {"outbox-created-at": b"yesterday", "empty": None, "odd": b"\xfd"})
 
-    def see(delivery: Delivery) -> Outcome:
-        seen.append(delivery)
-        return Outcome(Verdict.NEW)
-
-    with running(consumer(topics.address, topic, see)):
+    with running(consumer(topics.address, topic, taking(seen.append))):
         wait_until(lambda: len(seen) >= 3)
     assert [each.id for each in seen] == [f"{topic}-0-{offset}" for offset in range(3)]
     assert [each.payload for each in seen] == [b"a", None, b"b"]
@@ -110,11 +100,7 @@ def test_what_no_python_producer_would_write(topics: Topics) -> None:
     kafka_native.put(topics.address, topic, b"b", "größe".encode("latin-1"))
     topics.put(topic, "end")
 
-    def see(delivery: Delivery) -> Outcome:
-        seen.append(delivery)
-        return Outcome(Verdict.NEW)
-
-    with running(consumer(topics.address, topic, see)):
+    with running(consumer(topics.address, topic, taking(seen.append))):
         wait_until(lambda: len(seen) >= 106)
     seen = seen[100:]
     times = [each.created_at for each in seen]

@@ -14,15 +14,8 @@ from inbox.errors import GiveUp
 from outbox import Accepted
 from outbox.kafka import KafkaPublisher
 from tests.support.answers import published
-from tests.support.brokers.kafka_consumers import (
-    QUICK,
-    Handler,
-    applied,
-    applying,
-    consumer,
-    make_table,
-    running,
-)
+from tests.support.brokers.consumers import Handler, running
+from tests.support.brokers.kafka_consumers import QUICK, applied, applying, consumer, make_table
 from tests.support.brokers.kafka_topics import Topics, envelope, wait_until
 from tests.support.database import Database
 

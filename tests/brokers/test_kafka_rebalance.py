@@ -15,15 +15,8 @@ from sqlalchemy import URL
 from inbox import Delivery, Outcome, Verdict
 from inbox._consuming.kafka import lane
 from tests.servers import freezing
-from tests.support.brokers.kafka_consumers import (
-    Handler,
-    applied,
-    applied_by_key,
-    applying,
-    consumer,
-    make_table,
-    running,
-)
+from tests.support.brokers.consumers import Handler, running
+from tests.support.brokers.kafka_consumers import applied, applied_by_key, applying, consumer, make_table
 from tests.support.brokers.kafka_topics import Topics, wait_until
 from tests.support.database import Database
 from tests.support.program import ROOT, command

@@ -23,7 +23,8 @@ from outbox.rabbitmq import RabbitPublisher
 from tests.servers import Service
 from tests.support import accounts
 from tests.support.answers import published
-from tests.support.brokers.rabbit_consumers import Counted, consuming, consuming_async
+from tests.support.brokers.consumers import Counted, taking
+from tests.support.brokers.rabbit_consumers import consuming, consuming_async
 from tests.support.brokers.rabbit_queues import Queues
 from tests.support.database import Database
 from tests.support.processes import wait_until
@@ -137,10 +138,6 @@ def test_messages_of_others(queues: Queues) -> None:
     empty, and an invalid time is left out."""
     queue, seen = queues.new(), list[Delivery]()
 
-    def handle(message: Delivery) -> Outcome:
-        seen.append(message)
-        return NEW
-
     odd = {
         "number": 7,
         "bytes": bytearray(b"\xff"),
@@ -155,7 +152,7 @@ def test_messages_of_others(queues: Queues) -> None:
         headers={"outbox-created-at": "2026-01-02T03:04:05", "outbox-key": bytearray(b"k\xff")},
     )
     queues.do(lambda channel: channel.basic_publish(b"bare", routing_key=queue))
-    with consuming(queues.url, queue, handle):
+    with consuming(queues.url, queue, taking(seen.append)):
         wait_until(lambda: len(seen) == 3)
     first, second, bare = seen
     assert first.headers == {"number": "7", "bytes": "\\xff", "ce_id": "1"}
@@ -180,13 +177,9 @@ def test_the_queue_can_be_declared(queues: Queues) -> None:
     queue is not changed."""
     queue, seen = f"{queues.new()}.new", list[Delivery]()
 
-    def handle(message: Delivery) -> Outcome:
-        seen.append(message)
-        return NEW
-
     with pytest.raises(InvalidOption, match=f"queue='{queue}': there is no such queue"):
-        RabbitConsumer(queues.url, queue, handle).run()
-    with consuming(queues.url, queue, handle, declare=True):
+        RabbitConsumer(queues.url, queue, taking(seen.append)).run()
+    with consuming(queues.url, queue, taking(seen.append), declare=True):
         wait_until(lambda: queues.has(queue))
         queues.put(queue, "1")
         wait_until(lambda: len(seen) == 1)
@@ -194,7 +187,7 @@ def test_the_queue_can_be_declared(queues: Queues) -> None:
     queues.do(lambda channel: channel.queue_delete(queue))
     quorum = queues.new(x_queue_type="quorum")
     queues.put(quorum, "2")
-    with consuming(queues.url, quorum, handle, declare=True):
+    with consuming(queues.url, quorum, taking(seen.append), declare=True):
         wait_until(lambda: len(seen) == 2)
 
 

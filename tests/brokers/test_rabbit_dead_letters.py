@@ -10,7 +10,8 @@ from aiormq.abc import DeliveredMessage
 from inbox import Claim, Decision, Delivery, Outcome, SqlStore, StatusInbox, Verdict, message_id
 from inbox.errors import GiveUp, TransientError
 from tests.support import accounts
-from tests.support.brokers.rabbit_consumers import SOON, bookkeeping, consuming
+from tests.support.brokers.consumers import SOON, bookkeeping
+from tests.support.brokers.rabbit_consumers import consuming
 from tests.support.brokers.rabbit_queues import Queues
 from tests.support.database import Database
 from tests.support.listeners import Fault

@@ -1,11 +1,7 @@
 """RabbitMQ with killed consumers, a killed broker, and lost answers."""
 
-import subprocess
-import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 import pytest
@@ -16,12 +12,13 @@ from outbox.rabbitmq import RabbitPublisher
 from tests.servers.rabbitmq import LocalRabbit
 from tests.support import accounts
 from tests.support.answers import published
+from tests.support.brokers.consumers import Counted, bookkeeping
 from tests.support.brokers.rabbit_alarm import lacking_memory
-from tests.support.brokers.rabbit_consumers import Counted, bookkeeping, consuming
+from tests.support.brokers.rabbit_consumers import consuming
 from tests.support.brokers.rabbit_queues import Queues, envelope
+from tests.support.brokers.worker import said, worker
 from tests.support.database import Database
 from tests.support.processes import wait_until
-from tests.support.program import ROOT
 from tests.support.proxy import TcpProxy
 
 pytest_plugins = ["tests.support.brokers.rabbit_fixtures"]
@@ -30,37 +27,6 @@ NAMES = [f"account-{number}" for number in range(6)]
 KINDS = (Accepted, Unavailable, Unknown)
 SETTLED = 3.0
 """Seconds after which a broker that crashes still has a queue that it had just made, and can use it."""
-
-
-@contextmanager
-def worker(
-    database: Database, queues: Queues, queue: str, point: str = "never"
-) -> Iterator[subprocess.Popen[str]]:
-    """A consumer in a separate process, which is killed at the end of the block."""
-    program = [
-        sys.executable,
-        "-W",
-        "error",
-        "-m",
-        "tests.support.brokers.rabbit_worker",
-        queues.url,
-        queue,
-        point,
-    ]
-    process = subprocess.Popen(program, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdin is not None
-    try:
-        print(database.url.render_as_string(hide_password=False), file=process.stdin, flush=True)
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def said(process: subprocess.Popen[str]) -> str:
-    """The next line that the worker prints."""
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
 
 
 def consume_the_rest(database: Database, queues: Queues, queue: str, expected: int) -> None:
@@ -78,7 +44,7 @@ def test_a_consumer_that_is_killed_again_and_again(queues: Queues, postgres: Dat
     accounts.make(postgres.engine(), NAMES)
     send(queues.url, [envelope(queue, NAMES[number % 6]) for number in range(count)])
     for _ in range(3):
-        with worker(postgres, queues, queue) as process:
+        with worker(postgres, queues.url, queue) as process:
             assert said(process) == "running"
             threading.Event().wait(0.2)
     consume_the_rest(postgres, queues, queue, count)
@@ -92,7 +58,7 @@ def test_a_consumer_that_is_stopped_under_load(queues: Queues, postgres: Databas
     engine, queue, count = postgres.engine(), queues.new(), 3_000
     accounts.make(engine, NAMES)
     send(queues.url, [envelope(queue, NAMES[number % 6]) for number in range(count)])
-    with worker(postgres, queues, queue) as process:
+    with worker(postgres, queues.url, queue) as process:
         assert said(process) == "running"
         process.terminate()
         assert said(process) == "stopped"

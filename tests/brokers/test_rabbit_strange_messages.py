@@ -11,6 +11,7 @@ from aiormq.abc import AbstractChannel
 
 from inbox import Delivery, Outcome, Verdict
 from inbox._consuming.rabbitmq.frames import _Reader
+from tests.support.brokers.consumers import payloads
 from tests.support.brokers.rabbit_consumers import consuming
 from tests.support.brokers.rabbit_queues import Queues
 from tests.support.brokers.rabbit_wire import nested, put, sized, table, text
@@ -97,13 +98,9 @@ def test_a_message_that_nobody_can_read(
             pauses.append(failures)
             return 0.01 if len(pauses) < 3 else 0.2
 
-    def handle(message: Delivery) -> Outcome:
-        seen.append(message.payload)
-        return NEW
-
     monkeypatch.setattr("inbox._consuming.rabbitmq.async_consumer._RECONNECT", Short())
     queues.do(lambda channel: put(channel, queue, "bad", headers=nested(2_000)))
-    with caplog.at_level(logging.ERROR, "inbox.rabbitmq"), consuming(queues.url, queue, handle):
+    with caplog.at_level(logging.ERROR, "inbox.rabbitmq"), consuming(queues.url, queue, payloads(seen)):
         wait_until(lambda: len(pauses) > 4)
         queues.do(lambda channel: channel.queue_delete(queue))
         queues.do(lambda channel: channel.queue_declare(queue, durable=True))

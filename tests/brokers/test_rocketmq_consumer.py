@@ -30,8 +30,8 @@ from outbox import Accepted
 from outbox.rocketmq import RocketMQPublisher
 from tests.support import accounts
 from tests.support.answers import published
-from tests.support.brokers.rabbit_consumers import Counted
-from tests.support.brokers.rocketmq_consumers import SOON, bookkeeping, consuming, send, url_of
+from tests.support.brokers.consumers import SOON, Counted, bookkeeping
+from tests.support.brokers.rocketmq_consumers import consuming, send, url_of
 from tests.support.brokers.rocketmq_topics import Topics, envelope
 from tests.support.database import Database
 from tests.support.listeners import Fault

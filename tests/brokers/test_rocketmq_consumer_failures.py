@@ -1,13 +1,11 @@
 """RocketMQ's consumer with killed processes, and with a server that is killed, hangs or is away."""
 
 import signal
-import subprocess
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 
 import pytest
 
@@ -17,13 +15,15 @@ from outbox import Relay
 from outbox.rocketmq import RocketMQPublisher
 from tests.servers.rocketmq import LocalRocket
 from tests.support import accounts
-from tests.support.brokers.rocketmq_consumers import bookkeeping, consuming, send, url_of
+from tests.support.brokers.consumers import bookkeeping, payloads
+from tests.support.brokers.rocketmq_consumers import consuming, send, url_of
 from tests.support.brokers.rocketmq_proxy import RocketProxy
 from tests.support.brokers.rocketmq_topics import Topics, envelope
+from tests.support.brokers.worker import said, worker
 from tests.support.database import Database
 from tests.support.outbox_publishers import TABLES, count, publish
 from tests.support.processes import wait_until
-from tests.support.program import ROOT, run
+from tests.support.program import run
 from tests.support.together import Task
 
 pytest_plugins = ["tests.support.brokers.rocketmq_fixtures"]
@@ -53,29 +53,6 @@ consumer.stop()
 """
 
 
-@contextmanager
-def worker(
-    database: Database, topics: Topics, topic: str, group: str, point: str = "never"
-) -> Iterator[subprocess.Popen[str]]:
-    """A consumer in a separate process, which is killed at the end of the block."""
-    module = [sys.executable, "-W", "error", "-m", "tests.support.brokers.rocketmq_worker"]
-    command = [*module, topics.address, topic, group, point]
-    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdin is not None
-    try:
-        print(database.url.render_as_string(hide_password=False), file=process.stdin, flush=True)
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def said(process: subprocess.Popen[str]) -> str:
-    """The next line that the worker prints."""
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
-
-
 @pytest.mark.parametrize("kind", ["NORMAL", "FIFO"])
 @pytest.mark.parametrize("point", ["after accept", "before commit", "after commit"])
 @pytest.mark.long(but_on="after commit-NORMAL")
@@ -86,7 +63,7 @@ def test_a_consumer_that_is_killed(rocketmq: Topics, postgres: Database, point: 
     accounts.make(postgres.engine(), NAMES)
     batch = [envelope(topic, NAMES[number % 6], key=str(number % 4)) for number in range(18)]
     send(rocketmq.address, batch, is_fifo=kind == "FIFO")
-    with worker(postgres, rocketmq, topic, group, point) as process:
+    with worker(postgres, url_of(rocketmq.address), topic, group, point) as process:
         assert process.wait(60) == -signal.SIGKILL
     came, handler = set[str](), bookkeeping(postgres.engine())
 
@@ -109,7 +86,7 @@ def test_a_consumer_that_is_stopped_under_load(rocketmq: Topics, postgres: Datab
     topic, group = rocketmq.new(), rocketmq.group()
     accounts.make(engine, NAMES)
     send(rocketmq.address, [envelope(topic, NAMES[number % 6]) for number in range(count)])
-    with worker(postgres, rocketmq, topic, group) as process:
+    with worker(postgres, url_of(rocketmq.address), topic, group) as process:
         assert said(process) == "running"
         process.terminate()
         assert said(process) == "stopped"
@@ -225,13 +202,9 @@ def test_a_topic_that_is_deleted(
     monkeypatch.setattr("inbox._consuming.rocketmq.async_consumer._REFRESH", 3_600)
     topic, other, group, seen = rocketmq.new(), rocketmq.new(), rocketmq.group(), list[bytes]()
 
-    def handle(message: Delivery) -> Outcome:
-        seen.append(message.payload)
-        return Outcome(Verdict.NEW)
-
     with (
         RocketProxy(rocketmq.address) as proxy,
-        consuming(f"127.0.0.1:{proxy.port}", [topic, other], group, handle),
+        consuming(f"127.0.0.1:{proxy.port}", [topic, other], group, payloads(seen)),
     ):
         send(rocketmq.address, [envelope(topic, "1"), envelope(other, "2")])
         wait_until(lambda: len(seen) == 2)
@@ -314,15 +287,11 @@ def test_a_proxy_that_is_gone(
     monkeypatch.setattr("inbox._consuming.rocketmq.async_consumer._REFRESH", 1)
     topic, group, seen = rocketmq.new(), rocketmq.group(), list[bytes]()
 
-    def handle(message: Delivery) -> Outcome:
-        seen.append(message.payload)
-        return Outcome(Verdict.NEW)
-
     with ExitStack() as one, ExitStack() as other:
         proxies = {stack: stack.enter_context(RocketProxy(rocketmq.address)) for stack in (one, other)}
         going = min(proxies, key=lambda stack: str(proxies[stack].port))  # the client sorts them
         addresses = ",".join(f"127.0.0.1:{proxy.port}" for proxy in proxies.values())
-        with consuming(addresses, topic, group, handle):
+        with consuming(addresses, topic, group, payloads(seen)):
             send(rocketmq.address, [envelope(topic, "1")])
             wait_until(lambda: seen == [b"1"])
             going.close()
@@ -344,11 +313,7 @@ def test_a_limit_that_is_lowered(
     monkeypatch.setattr("inbox._consuming.rocketmq.async_consumer._REFRESH", 0.5)
     topic, group, seen = rocketmq.new(), rocketmq.group(), list[bytes]()
 
-    def handle(message: Delivery) -> Outcome:
-        seen.append(message.payload)
-        return Outcome(Verdict.NEW)
-
-    with consuming(rocketmq.address, topic, group, handle, max_attempts=3):
+    with consuming(rocketmq.address, topic, group, payloads(seen), max_attempts=3):
         send(rocketmq.address, [envelope(topic, "1")])
         wait_until(lambda: seen == [b"1"])
         assert "retryMaxTimes" not in caplog.text

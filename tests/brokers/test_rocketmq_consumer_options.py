@@ -19,7 +19,8 @@ from inbox.rocketmq import AsyncRocketMQConsumer, RocketMQConsumer
 from inbox_outbox_base.brokers.rocketmq.address import parse
 from inbox_outbox_base.brokers.rocketmq.client import protocol
 from inbox_outbox_base.brokers.rocketmq.message import message_of
-from tests.support.brokers.rocketmq_consumers import SOON, consuming, send, send_raw, url_of
+from tests.support.brokers.consumers import SOON, payloads
+from tests.support.brokers.rocketmq_consumers import consuming, send, send_raw, url_of
 from tests.support.brokers.rocketmq_topics import Topics, envelope
 from tests.support.processes import wait_until
 
@@ -120,11 +121,7 @@ def test_a_topic_that_is_not_known_yet(rocketmq: Topics, caplog: pytest.LogCaptu
     """A consumer that starts before RocketMQ knows its topic, as after a restart, waits for it."""
     group, seen = rocketmq.group(), list[bytes]()
 
-    def handle(message: Delivery) -> Outcome:
-        seen.append(message.payload)
-        return NEW
-
-    with consuming(rocketmq.address, group, group, handle):
+    with consuming(rocketmq.address, group, group, payloads(seen)):
         wait_until(lambda: "there is no such topic yet" in caplog.text)
         rocketmq.new(name=group)
         send(rocketmq.address, [envelope(group, "1")])

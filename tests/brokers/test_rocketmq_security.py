@@ -6,7 +6,6 @@ from contextlib import closing
 
 import pytest
 
-from inbox import Delivery, Outcome, Verdict
 from inbox.errors import InvalidOption
 from inbox.rocketmq import RocketMQConsumer
 from outbox import Accepted, Unavailable
@@ -14,6 +13,7 @@ from outbox.errors import UnsafeBroker
 from outbox.rocketmq import RocketMQPublisher
 from tests.servers.rocketmq import LocalRocket, program
 from tests.support.answers import published
+from tests.support.brokers.consumers import payloads
 from tests.support.brokers.rocketmq_consumers import consuming, send
 from tests.support.brokers.rocketmq_topics import Topics, envelope
 from tests.support.cli import line
@@ -88,10 +88,6 @@ def test_a_login(guarded: LocalRocket) -> None:
     nothing is sent. With the right one, messages are sent and received."""
     seen: list[bytes] = []
 
-    def handle(message: Delivery) -> Outcome:
-        seen.append(message.payload)
-        return Outcome(Verdict.NEW)
-
     with Topics(guarded.address, guarded.broker) as topics:
         topic, group = topics.new(), topics.group()
         for login in ("", "me:Wr0ng@", "you:s3cr3t@"):
@@ -101,7 +97,7 @@ def test_a_login(guarded: LocalRocket) -> None:
                     publisher.check(30)
                 (outcome,) = published(publisher, [envelope(topic, "never")])
             with pytest.raises(InvalidOption, match=r"^url: RocketMQ refuses the login: UNAUTH") as refused:
-                RocketMQConsumer(url, topic, handle, group=group).run()
+                RocketMQConsumer(url, topic, payloads(seen), group=group).run()
             assert isinstance(outcome, Unavailable)
             said = f"{unsafe.value} {outcome} {refused.value}"
             assert "s3cr3t" not in said
@@ -110,5 +106,5 @@ def test_a_login(guarded: LocalRocket) -> None:
         with closing(RocketMQPublisher(f"rocketmq://{place}")) as publisher:
             publisher.check(30)
             assert published(publisher, [envelope(topic, "a1")]) == [Accepted()]
-        with consuming(place, topic, group, handle):
+        with consuming(place, topic, group, payloads(seen)):
             wait_until(lambda: seen == [b"a1"])

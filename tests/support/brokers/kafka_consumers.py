@@ -6,10 +6,8 @@ partition.
 """
 
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy import (
@@ -25,9 +23,10 @@ from sqlalchemy import (
     select,
 )
 
-from inbox import Backoff, Delivery, Inbox, Outcome, message_id
+from inbox import Backoff, Delivery, Inbox, message_id
 from inbox._consuming.kafka import lane
 from inbox.kafka import KafkaConsumer
+from tests.support.brokers.consumers import Handler
 
 APPLIED = Table(
     "applied",
@@ -38,8 +37,6 @@ APPLIED = Table(
 )
 QUICK = Backoff(first=0.05, longest=0.2)
 INBOX = Inbox("payments")
-
-Handler = Callable[[Delivery], Outcome]
 
 
 def make_table(engine: Engine) -> None:
@@ -94,28 +91,6 @@ def consumer(
         **options.pop("config", {}),
     }
     return KafkaConsumer(config, topic, handler, **{"backoff": QUICK, **options})
-
-
-@contextmanager
-def running(consumer: KafkaConsumer) -> Iterator[KafkaConsumer]:
-    """Run the consumer in a thread during the block; the block raises its error."""
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            consumer.run()
-        except BaseException as error:  # noqa: BLE001 - raised below
-            errors.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield consumer
-    finally:
-        consumer.stop()
-        thread.join()
-    if errors:
-        raise errors[0]
 
 
 def main(address: str, topic: str, group: str, pause: str, most: str = "") -> None:
