@@ -11,9 +11,8 @@ FAILED_BEFORE = pytest.StashKey[set[str]]()
 
 def pytest_configure(config: pytest.Config) -> None:
     """Remember what failed before, which pytest forgets at the end of the run."""
-    assert config.cache is not None
-    before = config.cache.get("cache/lastfailed", {}) if config.getoption("lf") else {}
-    config.stash[FAILED_BEFORE] = set(before)
+    is_second = config.getoption("lf", default=False) and config.cache is not None
+    config.stash[FAILED_BEFORE] = set(config.cache.get("cache/lastfailed", {})) if is_second else set()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
