@@ -16,7 +16,6 @@ from tests.support.brokers.consumers import Counted, bookkeeping
 from tests.support.brokers.rabbit_alarm import lacking_memory
 from tests.support.brokers.rabbit_consumers import consuming
 from tests.support.brokers.rabbit_queues import Queues, envelope
-from tests.support.brokers.worker import said, worker
 from tests.support.database import Database
 from tests.support.processes import wait_until
 from tests.support.proxy import TcpProxy
@@ -27,45 +26,6 @@ NAMES = [f"account-{number}" for number in range(6)]
 KINDS = (Accepted, Unavailable, Unknown)
 SETTLED = 3.0
 """Seconds after which a broker that crashes still has a queue that it had just made, and can use it."""
-
-
-def consume_the_rest(database: Database, queues: Queues, queue: str, expected: int) -> None:
-    """Consume until the accounts add up. A superfluous message would make the totals too large."""
-    engine = database.engine()
-    with consuming(queues.url, queue, bookkeeping(engine), concurrency=2, prefetch=20):
-        wait_until(lambda: sum(accounts.totals(engine).values()) >= expected and queues.count(queue) == 0)
-
-
-@pytest.mark.long
-def test_a_consumer_that_is_killed_again_and_again(queues: Queues, postgres: Database) -> None:
-    """A consumer is killed with kill -9 at any moment, three times under load: the accounts are exact in the
-    end."""
-    queue, count = queues.new(), 1_200
-    accounts.make(postgres.engine(), NAMES)
-    send(queues.url, [envelope(queue, NAMES[number % 6]) for number in range(count)])
-    for _ in range(3):
-        with worker(postgres, queues.url, queue) as process:
-            assert said(process) == "running"
-            threading.Event().wait(0.2)
-    consume_the_rest(postgres, queues, queue, count)
-    assert accounts.totals(postgres.engine()) == dict.fromkeys(NAMES, count // 6)
-
-
-@pytest.mark.long
-def test_a_consumer_that_is_stopped_under_load(queues: Queues, postgres: Database) -> None:
-    """On SIGTERM the consumer ends by itself. What it has taken is committed and acknowledged, and all other
-    messages are back in the queue, each once."""
-    engine, queue, count = postgres.engine(), queues.new(), 3_000
-    accounts.make(engine, NAMES)
-    send(queues.url, [envelope(queue, NAMES[number % 6]) for number in range(count)])
-    with worker(postgres, queues.url, queue) as process:
-        assert said(process) == "running"
-        process.terminate()
-        assert said(process) == "stopped"
-        assert process.wait(60) == 0
-    taken = sum(accounts.totals(engine).values())
-    assert 0 < taken < count
-    assert queues.count(queue) == count - taken
 
 
 def test_a_consumer_outlives_the_broker(private_rabbitmq: LocalRabbit, postgres: Database) -> None:

@@ -193,6 +193,7 @@ def test_all_partitions_or_none(
     report = submitted.result()
     target.check(range(ROWS))
     check_report(report, new=ROWS)
+    assert report["partitions"] == 1
 
 
 def executor_of(held: Visit) -> int:

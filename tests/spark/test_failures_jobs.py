@@ -56,20 +56,6 @@ def test_a_run_goes_on_where_it_failed(
     assert again["replayed"] == again["partitions"] == PARTITIONS
 
 
-def test_another_run_finds_duplicates(
-    application: Application, other_application: Application, target: Target
-) -> None:
-    """Rows of a finished job that another application writes as a separate run are duplicates. New rows among
-    them are applied."""
-    first = application.run("write", url=target.url, payments=PAYMENTS)
-    second = other_application.run("write", url=target.url, payments={**PAYMENTS, "first": 500})
-    target.check(range(ROWS + 500))
-    check_report(first, new=ROWS)
-    check_report(second, new=500, duplicate=ROWS - 500)
-    assert first["run"] != second["run"]
-    assert second["replayed"] == 0
-
-
 @ledgers
 def test_another_number_of_partitions_is_another_plan(
     application: Application, target: Target, faults: Faults, ledger: str
@@ -85,15 +71,6 @@ def test_another_number_of_partitions_is_another_plan(
         target.check(range(ROWS))
         assert report["new"] == ROWS
         assert report["rows"] == sum(report[each] for each in ("new", "duplicate", "repeated", "dropped"))
-
-
-def test_other_rows_of_the_same_run_are_not_taken_for_done(application: Application, target: Target) -> None:
-    """A run is submitted again with the same number of rows and partitions, but different rows: all of them
-    are applied."""
-    for first in (0, ROWS // 2, ROWS * 2):
-        payments = {**PAYMENTS, "first": first}
-        application.run("write", url=target.url, payments=payments, run="nightly")
-    target.check([*range(ROWS + ROWS // 2), *range(ROWS * 2, ROWS * 3)])
 
 
 @pytest.mark.parametrize("ledger", ["verify", pytest.param("off", marks=pytest.mark.long)])

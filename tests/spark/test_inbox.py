@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from sqlalchemy import Connection, Engine, event, insert, text
+from sqlalchemy import Connection, Engine, event
 
 from inbox import Inbox, Verdict
 from inbox.errors import TransientError
@@ -22,7 +22,6 @@ from tests.support.database import Database
 from tests.support.on_servers import fully_on, only_on
 from tests.support.spark.writes import (
     CONSUMER,
-    RESULT,
     attempt,
     batch,
     counts,
@@ -191,38 +190,6 @@ def test_unseen_leaves_out_what_is_taken(migrated: Database, engine: Engine) -> 
     many = [batch(*((f"{at}-{number}", number) for number in range(5_000))) for at in range(3)]
     assert sum(each.num_rows for each in unseen_rows(settings, iter(many))) == 15_000
     assert written(engine) == []
-
-
-def test_no_more_connections_than_allowed(postgres: Database) -> None:
-    """Eight tasks of two jobs share a consumer: the server never sees more than `max_connections`
-    transactions that write, and all tasks finish."""
-    engine = make_result(postgres)
-    done, seen = threading.Event(), []
-
-    def slow(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None:
-        connection.execute(insert(RESULT), next(rows).to_pylist())
-        time.sleep(0.15)
-
-    def watch() -> None:
-        writing = text(
-            "SELECT count(*) FROM pg_stat_activity "
-            "WHERE datname = current_database() AND backend_xid IS NOT NULL AND pid <> pg_backend_pid()"
-        )
-        with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
-            while not done.is_set():
-                seen.append(connection.execute(writing).scalar_one())
-                time.sleep(0.01)
-
-    def work(number: int) -> Done | None:
-        task = with_results(prepared(postgres, max_connections=2), slow)
-        return attempt(task, number, batch((f"key {number}", number)))
-
-    watcher = Thread(watch)
-    together([lambda number=number: work(number) for number in range(8)])  # type: ignore[misc]
-    done.set()
-    watcher.result()
-    assert max(seen) == 2
-    assert len(written(engine)) == 8
 
 
 def test_tasks_take_turns_on_few_connections(migrated: Database, engine: Engine) -> None:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
+from itertools import product
 from typing import Any
 
 import pyarrow as pa
@@ -66,18 +67,18 @@ def relayed(database: Database) -> list[tuple[str | None, bytes]]:
     return sorted(recorder.sent, key=str)
 
 
-@fully_on("sqlite", "ledger", ["verify", "trust", "off"])
-def test_new_rows_are_told_once(migrated: Database, ledger: str) -> None:
-    """Each new row's message is sent once, even if the job is repeated and another one has some of the same
-    rows."""
+@fully_on("sqlite", "ledger, how", product(["verify", "trust", "off"], ["outbox", "results"]), first=2)
+def test_new_rows_are_told_once(migrated: Database, ledger: str, how: str) -> None:
+    """Each new row's message is sent once, even if its key or the job is repeated and another job has some of
+    the same rows. Either the writer publishes it or a function."""
     engine = make_result(migrated)
-    options = {"run": "r", "ledger": ledger, "results": bill}
-    assert counts(write(migrated, [batch(*TEN[:7])], **options)) == {"new": 7}
-    write(migrated, [batch(*TEN[:7])], **options)
+    ways: dict[str, Any] = {"outbox": PerRow("billed"), "results": bill}
+    options = {"run": "r", "ledger": ledger, how: ways[how]}
+    assert counts(write(migrated, [batch(*TEN[:7], ("k0", 9))], **options)) == {"new": 7, "repeated": 1}
+    write(migrated, [batch(*TEN[:7], ("k0", 9))], **options)
     assert counts(write(migrated, [batch(*TEN[5:])], **options | {"run": "s"})) == {"new": 3, "duplicate": 2}
     assert written(engine) == TEN
-    expected = [(key, f'{{"id":"{key}","amount":{amount}}}'.encode()) for key, amount in TEN]
-    assert relayed(migrated) == sorted(expected, key=str)
+    assert objects(migrated) == [(key, {"id": key, "amount": amount}) for key, amount in TEN]
 
 
 @only_on("sqlite")
@@ -98,18 +99,6 @@ def test_a_partition_that_fails_says_nothing(migrated: Database) -> None:
 def objects(database: Database) -> list[tuple[str | None, Any]]:
     """Relay everything. Returns the keys and the decoded JSON of the messages sent, sorted."""
     return sorted(((key, json.loads(payload)) for key, payload in relayed(database)), key=str)
-
-
-@fully_on("sqlite", "ledger", ["verify", "off"])
-def test_a_message_for_each_new_row(migrated: Database, ledger: str) -> None:
-    """A message with the row's key and columns is sent once, however often the row is repeated."""
-    engine = make_result(migrated)
-    options = {"run": "r", "ledger": ledger, "outbox": PerRow("billed")}
-    assert counts(write(migrated, [batch(*TEN[:7], ("k0", 9))], **options)) == {"new": 7, "repeated": 1}
-    write(migrated, [batch(*TEN[:7], ("k0", 9))], **options)
-    assert counts(write(migrated, [batch(*TEN[5:])], **options | {"run": "s"})) == {"new": 3, "duplicate": 2}
-    assert written(engine) == TEN
-    assert objects(migrated) == [(key, {"id": key, "amount": amount}) for key, amount in TEN]
 
 
 def test_what_a_message_says(migrated: Database) -> None:

@@ -132,18 +132,6 @@ def test_upsert_of_equal_versions_keeps_one_whole_row(migrated: Database, engine
 
 
 @only_on("sqlite")
-def test_upsert_takes_each_version_once(migrated: Database, engine: Engine) -> None:
-    """If the key is the item with its version, a newer version in a later run updates the row, and a repeated
-    version changes nothing."""
-    options: dict[str, Any] = {"table": "price", "key": ["shop", "item", "version"], "results": NEWEST}
-    columns = ["shop", "item", "version", "price"]
-    for version, amount, verdict in ((1, 10, "new"), (3, 30, "new"), (2, 20, "new"), (3, 99, "duplicate")):
-        report = write(migrated, [prices(("-", version, amount)).select(columns)], **options)
-        assert counts(report) == {verdict: 1}
-    assert price(engine) == [(3, 30)]
-
-
-@only_on("sqlite")
 def test_upsert_sees_each_event_once(migrated: Database, engine: Engine) -> None:
     """An event that is repeated with a higher version is a duplicate, and changes nothing."""
     write(migrated, [prices(("a", 1, 10))], table="price", key="event", results=NEWEST)
@@ -227,17 +215,6 @@ def test_statements_run_in_order_and_as_they_are(migrated: Database, engine: Eng
 
 
 @only_on("sqlite")
-def test_a_statement_that_fails_leaves_nothing(migrated: Database, engine: Engine) -> None:
-    """When a statement fails, the work of the statements before it and the keys are rolled back."""
-    results = Statements(
-        "INSERT INTO result (id, amount) VALUES ('x', 1)", "INSERT INTO no_such_table VALUES (1)"
-    )
-    with pytest.raises(Exception, match="no_such_table"):
-        write(migrated, [batch(("a", 1))], results=results)
-    assert (written(engine), taken(engine)) == ([], [])
-
-
-@only_on("sqlite")
 def test_a_function_sees_all_new_rows_once(migrated: Database, engine: Engine) -> None:
     """The function is called once in each partition's transaction, with the new rows, and not at all if there
     are none."""
@@ -253,13 +230,6 @@ def test_a_function_sees_all_new_rows_once(migrated: Database, engine: Engine) -
     write(migrated, [batch(("a", 1), ("e", 2))], [batch(("d", 1))], **options)
     assert calls == [[["a", "b"], ["c"]], [["d"]], [["e"]]]
     assert accounts.total(engine) == 4
-
-
-@only_on("sqlite")
-def test_the_first_row_of_a_key_is_the_one(migrated: Database, engine: Engine) -> None:
-    """If several rows of a partition have the same key, the first one is applied."""
-    write(migrated, [batch(("b", 1), ("a", 2)), batch(("a", 3), ("b", 4), ("c", 5))])
-    assert written(engine) == [("a", 2), ("b", 1), ("c", 5)]
 
 
 TEXT, NUMBER = pa.string(), pa.int64()
