@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +65,22 @@ async def purge(engine: AsyncEngine) -> None:
     await AsyncInbox("billing").purge(engine)
 
 
-@pytest.mark.long(but_on="postgresql")
+WORKS = [relay, listen, take, claim]
+LONG = [
+    *product(["postgresql"], [*WORKS, purge], [False]),
+    ("postgresql", purge, True),
+    *product(["mariadb", "sqlite"], [take], [True, False]),
+]
+
+
 @pytest.mark.parametrize(
-    "after", [pytest.param(False, marks=pytest.mark.long), True], ids=["before", "after"]
+    ("server", "work", "after"),
+    [
+        *product(["postgresql"], WORKS, [True]),
+        *(pytest.param(*row, marks=pytest.mark.long) for row in LONG),
+    ],
+    indirect=["server"],
 )
-@pytest.mark.parametrize("work", [relay, listen, take, claim, pytest.param(purge, marks=pytest.mark.long)])
 def test_no_connection_is_left(
     migrated: Database, work: Work, monkeypatch: pytest.MonkeyPatch, *, after: bool
 ) -> None:

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import product
 
 import pytest
 from sqlalchemy import Connection, Engine, event, text
@@ -12,6 +13,7 @@ from inbox import Inbox, Verdict, is_transient
 from tests.support import accounts
 from tests.support.cases import case
 from tests.support.database import Database
+from tests.support.on import BOTH_MYSQL, REMOTE, each_on, on
 from tests.support.together import Task, wait_until_blocked
 
 pytestmark = pytest.mark.mysql
@@ -30,7 +32,8 @@ def batch(inbox: Inbox, connection: Connection, key: str) -> Verdict:
     return inbox.accept_many(connection, [key])[0]
 
 
-takes = pytest.mark.parametrize("take", [single, batch])
+TAKES = [single, batch]
+takes = pytest.mark.parametrize("take", TAKES)
 
 
 @pytest.fixture
@@ -50,8 +53,7 @@ def in_flight(engine: Engine, take: Take = single, key: str = KEY) -> Iterator[C
         yield connection
 
 
-@takes
-@pytest.mark.parametrize("wait", [0, 1])
+@each_on("postgresql", "take,wait", product(TAKES, [0, 1]), [(single, 0), (batch, 1)])
 def test_past_the_wait_the_message_is_in_flight(engine: Engine, take: Take, wait: int) -> None:
     """A key that another transaction is taking is IN_FLIGHT once the wait is over, and not before; the
     transaction that got this verdict can still commit what it wrote before and after."""
@@ -68,9 +70,12 @@ def test_past_the_wait_the_message_is_in_flight(engine: Engine, take: Take, wait
     assert accounts.total(engine) == (11 if writes_before else 1)
 
 
-@takes
-@pytest.mark.parametrize("holder", [single, batch])
-@pytest.mark.parametrize("ending", ["commit", "rollback"])
+@each_on(
+    "postgresql",
+    "holder,take,ending",
+    product(TAKES, TAKES, ["commit", "rollback"]),
+    [*product([single], TAKES, ["commit"]), *product([batch], TAKES, ["rollback"])],
+)
 def test_the_wait_ends_with_the_other_transaction(
     engine: Engine, holder: Take, take: Take, ending: str
 ) -> None:
@@ -95,11 +100,10 @@ def _take_and_write(engine: Engine, take: Take, asked: threading.Event) -> Verdi
     return verdict
 
 
+@on(*REMOTE)  # SQLite has one writer: a batch is in flight as a whole
 def test_a_batch_tells_the_keys_in_flight_from_the_others(engine: Engine) -> None:
     """In a batch, only the keys that another transaction is taking are IN_FLIGHT; the others get their own
     verdicts, and the transaction commits."""
-    if engine.dialect.name == "sqlite":
-        pytest.skip("SQLite has one writer: a batch is in flight as a whole")
     inbox = Inbox("bookkeeping", wait=0)
     with engine.begin() as connection:
         inbox.accept(connection, "old")
@@ -113,11 +117,10 @@ def test_a_batch_tells_the_keys_in_flight_from_the_others(engine: Engine) -> Non
         assert inbox.accept_many(connection, keys) == [duplicate, new, duplicate, duplicate, new, duplicate]
 
 
+@on(*REMOTE)
 def test_a_batch_waits_for_each_transaction_in_its_way(engine: Engine) -> None:
     """`wait` limits each single wait: a batch takes all its keys if each is released within `wait`, even if
     the waits add up to more."""
-    if engine.dialect.name == "sqlite":
-        pytest.skip("SQLite has one writer: there is nobody else to wait for")
     with _all_in_flight(engine, [f"taken-{number}" for number in range(5)]) as others:
 
         def release_one_by_one() -> None:
@@ -132,12 +135,10 @@ def test_a_batch_waits_for_each_transaction_in_its_way(engine: Engine) -> None:
     assert verdicts == [Verdict.NEW] * 5
 
 
-def test_a_batch_does_not_wait_for_each_key(migrated: Database, engine: Engine) -> None:
+# MySQL waits for a second at least, at each statement that finds the keys in flight.
+@on("postgresql", "mariadb")
+def test_a_batch_does_not_wait_for_each_key(engine: Engine) -> None:
     """With `wait=0` a batch whose keys are all in flight returns soon, without a wait for each key."""
-    if engine.dialect.name == "sqlite":
-        pytest.skip("SQLite has one writer: a batch is in flight as a whole")
-    if migrated.name == "mysql":
-        pytest.skip("MySQL waits for a second at least, at each statement that finds the keys in flight")
     with _all_in_flight(engine, [f"taken-{number}" for number in range(16)]) as others:
         with engine.begin() as connection:
             began = time.monotonic()
@@ -146,8 +147,7 @@ def test_a_batch_does_not_wait_for_each_key(migrated: Database, engine: Engine) 
         assert time.monotonic() - began < 10
 
 
-@takes
-@pytest.mark.parametrize("holder", [single, batch])
+@each_on("postgresql", "holder,take", product(TAKES, TAKES), zip(TAKES, TAKES[::-1], strict=True))
 def test_to_be_told_in_flight_takes_nothing(engine: Engine, holder: Take, take: Take) -> None:
     """A transaction that got IN_FLIGHT does not hold the key: when the other one rolls back, the message is
     NEW to the next transaction, even while the first is still open."""
@@ -176,17 +176,20 @@ def test_at_serializable_the_wait_is_bounded_too(migrated: Database) -> None:
 
 
 @takes
-@pytest.mark.parametrize("waits", [True, False])
-@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+@pytest.mark.parametrize(
+    ("server", "level", "waits"),
+    [
+        *product(["postgresql"], ["REPEATABLE READ", "SERIALIZABLE"], [True, False]),
+        *product(BOTH_MYSQL, ["REPEATABLE READ"], [True, False]),  # at SERIALIZABLE they read with locks
+        ("sqlite", "SERIALIZABLE", False),  # its one strict level; it answers at once
+    ],
+    indirect=["server"],
+)
 def test_a_race_with_an_older_snapshot_is_a_transient_error(
     migrated: Database, take: Take, level: str, *, waits: bool
 ) -> None:
     """If a transaction's snapshot is older than the commit of the key, it cannot read the stored row: it gets
     a transient error, never DUPLICATE."""
-    if level == "SERIALIZABLE" and migrated.server.name in ("mariadb", "mysql"):
-        pytest.skip("at SERIALIZABLE they read with locks instead of a snapshot")
-    if migrated.name == "sqlite" and (waits or level == "REPEATABLE READ"):
-        pytest.skip("SQLite has one strict level, and answers at once when a snapshot is too old")
     engine = migrated.engine(isolation_level=level)
     accounts.make(engine)
     if migrated.name == "sqlite":

@@ -9,6 +9,7 @@ from sqlalchemy import Engine, text
 from inbox import SqlStore, StatusInbox, purge
 from outbox import Relay, pause
 from tests.support.database import Database
+from tests.support.on import REMOTE, each_on
 from tests.support.outbox_publishers import Recorder, publish
 
 pytestmark = pytest.mark.mysql
@@ -36,11 +37,9 @@ def purges(engine: Engine) -> None:
     assert purge(engine).finished
 
 
-@pytest.mark.parametrize("work", [claims, relays, pauses, purges])
+@each_on("postgresql", "work", [(claims,), (relays,), (pauses,), (purges,)], [(claims,)], among=REMOTE)
 def test_connections_that_have_ended(migrated: Database, work: Callable[[Engine], None]) -> None:
     """Code that begins its own transactions succeeds on a pool whose connections the server has ended."""
-    if migrated.name == "sqlite":
-        pytest.skip("it has no server that could end a connection")
     publish(migrated.engine(), "a1")
     engine = migrated.engine(pool_size=POOLED)
     with ExitStack() as pool:

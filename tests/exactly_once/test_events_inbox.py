@@ -13,6 +13,7 @@ from inbox.errors import InvalidOption, NotTaken, TransientError
 from inbox.schema import tables
 from tests.project.test_events_otel import Telemetry, telemetry
 from tests.support.database import Database
+from tests.support.on import on
 from tests.support.status_mode.asynchronous import in_loop
 
 __all__ = ["telemetry"]
@@ -42,6 +43,7 @@ class Watch:
         self.events.append(event)
 
 
+@on("sqlite")
 def test_each_verdict_is_an_event(migrated: Database) -> None:
     """Each delivery causes one event with consumer and key, sent after the commit or rollback, when the
     connection is free again, whether the verdict was returned or raised."""

@@ -2,6 +2,7 @@
 caller rolled back or only closed the session."""
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from tests.outbox.test_async import run
 from tests.support import accounts
 from tests.support.accounts import Account
 from tests.support.database import Database
+from tests.support.on import each_on, on
 
 pytestmark = pytest.mark.mysql
 
@@ -101,7 +103,7 @@ WAYS: list[Callable[[Engine], None]] = [
 ]
 
 
-@pytest.mark.parametrize("way", WAYS)
+@each_on("sqlite", "way", [(way,) for way in WAYS], [(in_session,)])
 def test_a_listener_fails(migrated: Database, way: Callable[[Engine], None]) -> None:
     """If a listener makes COMMIT fail, nothing is committed later: neither the business rows nor the inbox
     row."""
@@ -113,8 +115,12 @@ def test_a_listener_fails(migrated: Database, way: Callable[[Engine], None]) -> 
     check_nothing_is_left(engine, migrated.engine())
 
 
-@pytest.mark.parametrize("way", [*WAYS, in_session_rolled_back, in_step])
-@pytest.mark.parametrize("reset", ["commit", None])
+@each_on(
+    "sqlite",
+    "way,reset",
+    product([*WAYS, in_session_rolled_back, in_step], ["commit", None]),
+    [(in_session, "commit")],
+)
 def test_a_pool_that_does_not_roll_back(
     migrated: Database, way: Callable[[Engine], None], reset: str | None
 ) -> None:
@@ -129,13 +135,11 @@ def test_a_pool_that_does_not_roll_back(
     check_nothing_is_left(engine, migrated.engine())
 
 
-@pytest.mark.quick("sqlite")
+@on("sqlite")
 @pytest.mark.parametrize("way", WAYS)
 def test_sqlite_is_busy(migrated: Database, way: Callable[[Engine], None]) -> None:
     """Nothing is committed later if SQLite's COMMIT fails because of a reader, which leaves the transaction
     open."""
-    if migrated.name != "sqlite":
-        pytest.skip("elsewhere a COMMIT that fails ends the transaction")
     accounts.make(migrated.engine())
     engine = migrated.engine(connect_args={"timeout": 0.1}, **POOL_OF_ONE)
     with migrated.engine().connect() as reader:

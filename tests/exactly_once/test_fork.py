@@ -5,9 +5,11 @@ import pytest
 from inbox import Inbox, Verdict
 from tests.support import accounts, fork_worker
 from tests.support.database import Database
+from tests.support.on import on
 from tests.support.program import command, run
 
 
+@on("postgresql", "mariadb", "sqlite")  # one for each driver
 @pytest.mark.parametrize(
     ("source", "ending", "error"),
     [("engine", "raises", "SystemExit"), ("session", "returns", "TransactionEnded")],
@@ -16,8 +18,6 @@ def test_a_fork_inside_a_handler(migrated: Database, source: str, ending: str, e
     """A child forked inside a handler leaves the block and exits while the parent's transaction is still
     open: only the parent commits, with everything it wrote. A child that reaches the end of the block gets an
     error."""
-    if migrated.name == "mysql":
-        pytest.skip("it is MariaDB's driver")
     engine = migrated.engine()
     accounts.make(engine)
     url = migrated.url.render_as_string(hide_password=False)

@@ -18,6 +18,7 @@ from inbox.schema import tables
 from tests.support import accounts
 from tests.support.accounts import Account
 from tests.support.database import Database, make_tables
+from tests.support.on import BOTH_MYSQL, each_on, on
 from tests.support.several_databases import balance, other, recipe, replica
 from tests.support.status_mode.asynchronous import in_loop
 from tests.support.status_mode.stores import status_inbox
@@ -54,7 +55,7 @@ def add_late(session: Session) -> None:
     session.add(Account(name="new", total=1))
 
 
-@pytest.mark.parametrize("body", [swallow, accounts.add, add_late])
+@each_on("sqlite", "body", [(swallow,), (accounts.add,), (add_late,)], [(swallow,), (accounts.add,)])
 def test_a_body_that_writes_to_a_second_database(migrated: Database, other: Database, body: Any) -> None:
     """The handler raises before either database commits anything, and the redelivery is NEW."""
     source = sessionmaker(migrated.engine(), binds={Account: other.engine()})
@@ -71,10 +72,9 @@ TAKES: list[Take] = [
     lambda session, given: INBOX.take(session, KEY, **given).verdict,
     lambda session, given: INBOX.accept_many(session, [KEY], **given)[0],
 ]
-takes = pytest.mark.parametrize("take", TAKES, ids=["accept", "take", "accept_many"])
 
 
-@takes
+@each_on("sqlite", "take", [(take,) for take in TAKES], [(TAKES[0],)])
 def test_a_transaction_of_the_callers_own(migrated: Database, other: Database, take: Take) -> None:
     """If the transaction is the caller's own, its commit raises before either database commits anything."""
     with Session(migrated.engine(), binds={Account: other.engine()}) as session:
@@ -86,7 +86,8 @@ def test_a_transaction_of_the_callers_own(migrated: Database, other: Database, t
     assert verdict(migrated) is NEW
 
 
-@takes
+@on("sqlite")
+@pytest.mark.parametrize("take", TAKES, ids=["accept", "take", "accept_many"])
 def test_a_session_that_reads_from_replicas(migrated: Database, replica: Database, take: Take) -> None:
     """With SQLAlchemy's recipe for replicas, the message is taken on the leader, in the same transaction as
     the flushed objects."""
@@ -100,6 +101,7 @@ def test_a_session_that_reads_from_replicas(migrated: Database, replica: Databas
     assert verdict(migrated) is DUPLICATE
 
 
+@on("sqlite")
 def test_a_handler_that_reads_from_replicas(migrated: Database, replica: Database) -> None:
     """A handler takes the message on the leader too, and `work.connection` is the leader's; so do steps of
     status-table mode."""
@@ -120,6 +122,7 @@ def test_a_handler_that_reads_from_replicas(migrated: Database, replica: Databas
     assert accounts.totals(leader) == {"cash": 0, "new": 1, "too": 1}
 
 
+@on("sqlite")
 def test_a_step_that_writes_to_a_second_database(migrated: Database, other: Database) -> None:
     """`transact` raises before anything is committed, and the step is not recorded."""
     source = sessionmaker(migrated.engine(), binds={Account: other.engine()})
@@ -131,6 +134,7 @@ def test_a_step_that_writes_to_a_second_database(migrated: Database, other: Data
     assert balance(other) == 0
 
 
+@on("sqlite")
 def test_the_bind_can_be_named(migrated: Database, other: Database) -> None:
     """`bind_arguments` names the inbox's database, as for `Session.execute`; without a session it is
     rejected."""
@@ -151,11 +155,10 @@ def test_the_bind_can_be_named(migrated: Database, other: Database) -> None:
         pytest.fail("began")
 
 
+@on("postgresql", "sqlite")  # the others cannot tell that nothing was written
 @in_loop
 async def test_async_sessions(migrated: Database, other: Database) -> None:
     """An AsyncSession behaves the same: it is routed, takes `bind_arguments`, or is rejected."""
-    if migrated.url.get_backend_name() == "mysql":
-        pytest.skip("it cannot tell that nothing was written")
     first, second = create_async_engine(migrated.async_url), create_async_engine(other.async_url)
     inbox = AsyncInbox("bookkeeping")
     routing = async_sessionmaker(sync_session_class=recipe(first.sync_engine, [second.sync_engine]))
@@ -181,6 +184,7 @@ async def test_async_sessions(migrated: Database, other: Database) -> None:
     assert balance(other) == 0
 
 
+@on("sqlite")
 def test_a_bind_that_names_our_table(migrated: Database, other: Database) -> None:
     """A session may list the inbox's table in its binds, like the application's own tables."""
     binds: dict[Any, Any] = {tables().message: migrated.engine()}
@@ -210,12 +214,11 @@ def test_two_phases() -> None:
         second.dispose()
 
 
+@on(*BOTH_MYSQL)
 @pytest.mark.parametrize("name", ["one", "two"])
 def test_two_phases_on_mysql(migrated: Database, other: Database, name: str) -> None:
     """On MySQL and MariaDB, where SQLAlchemy sends PREPARE, COMMIT and ROLLBACK as statements, neither a
     commit nor a rollback leaves a prepared transaction and its locks behind."""
-    if migrated.name not in ("mariadb", "mysql"):
-        pytest.skip("SQLite has no two-phase commit, and PostgreSQL has a test of its own")
     first = migrated.engine()
     binds: dict[Any, Any] = {Account: other.engine()} if name == "two" else {}
     source = sessionmaker(first, binds=binds, twophase=True)

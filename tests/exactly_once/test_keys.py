@@ -12,6 +12,7 @@ from inbox.errors import InboxError, InvalidKey, InvalidOption
 from inbox_outbox_base.checks.keys import encode_key
 from tests.support.cases import case
 from tests.support.database import Database
+from tests.support.on import on
 
 INBOX = Inbox("bookkeeping", wait=0)
 
@@ -169,16 +170,22 @@ def test_consumers_do_not_share_keys(migrated: Database) -> None:
     with migrated.engine().begin() as connection:
         for expected in (Verdict.NEW, Verdict.DUPLICATE):
             assert {Inbox(name).accept(connection, "order-1") for name in consumers} == {expected}
+        for name in consumers:
+            assert Inbox(name).accept_many(connection, ["order-1", "order-2"]) == [
+                Verdict.DUPLICATE,
+                Verdict.NEW,
+            ]
 
 
-@pytest.mark.parametrize(("key", "text"), SAME)
-def test_keys_that_are_the_same(key: Key, text: Key) -> None:
+def test_keys_that_are_the_same() -> None:
     """A whole number or a UUID equals its text, alone and inside tuples; for a subclass of `str` or `int`,
     only the plain value counts."""
-    assert encode_key(key) == encode_key(text)
-    assert type(encode_key(key)) is str
+    for key, text in SAME:
+        assert encode_key(key) == encode_key(text)
+        assert type(encode_key(key)) is str
 
 
+@on("sqlite")
 def test_a_subclass_of_str_is_its_text(migrated: Database) -> None:
     """An enum's member and its text are the same key, and the same consumer."""
     with migrated.engine().begin() as connection:
@@ -231,29 +238,24 @@ REFUSED: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("key", REFUSED.values(), ids=REFUSED)
-def test_what_is_no_key(key: Any) -> None:
-    """An invalid key raises `InvalidKey`, with a short message that names the option."""
-    with pytest.raises(InvalidKey, match=r"^key=") as caught:
-        encode_key(key)
-    assert isinstance(caught.value, ValueError)
-    assert isinstance(caught.value, InboxError)
-    assert len(str(caught.value)) < 8_000
-    str(caught.value).encode()
-
-
-def test_what_is_no_key_is_refused(migrated: Database) -> None:
-    """An invalid key is rejected and the transaction goes on; a batch with an invalid key takes nothing."""
+@on("sqlite")
+def test_an_invalid_key_is_refused(migrated: Database) -> None:
+    """An invalid key raises `InvalidKey` with a short message that names the option, and the transaction goes
+    on; a batch with an invalid key takes nothing."""
     with migrated.engine().begin() as connection:
         for name, key in REFUSED.items():
-            with case(name), pytest.raises(InvalidKey, match=r"^key="):
+            with case(name), pytest.raises(InvalidKey, match=r"^key=") as caught:
                 INBOX.accept(connection, key)
+            assert isinstance(caught.value, ValueError)
+            assert isinstance(caught.value, InboxError)
+            assert len(str(caught.value)) < 8_000
+            str(caught.value).encode()
             with case(name), pytest.raises(InvalidKey, match=r"^key="):
                 INBOX.accept_many(connection, ["good", key])
         assert INBOX.accept(connection, "good") is Verdict.NEW
 
 
-def test_a_handler_refuses_it_before_it_begins() -> None:
+def test_a_handler_refuses_an_invalid_key_before_it_begins() -> None:
     """A handler rejects an invalid key before it uses the database: the body does not run, and nothing is
     retried."""
     engine = create_engine("postgresql+psycopg://127.0.0.1:1/app")  # where nothing answers
@@ -268,11 +270,9 @@ def test_a_handler_refuses_it_before_it_begins() -> None:
     engine.dispose()
 
 
-@pytest.mark.parametrize(
-    "consumer", ["", "x" * 129, "\u20ac" * 43, "a\0", "\ud800", None, 7, b"billing"], ids=repr
-)
 @pytest.mark.parametrize("kind", [Inbox, AsyncInbox])
-def test_what_is_no_consumer_is_refused(kind: Any, consumer: Any) -> None:
+def test_an_invalid_consumer_is_refused(kind: Any) -> None:
     """A consumer is 1 to 128 bytes of UTF-8 without NUL."""
-    with pytest.raises(InvalidOption, match=r"^consumer="):
-        kind(consumer)
+    for consumer in ("", "x" * 129, "\u20ac" * 43, "a\0", "\ud800", None, 7, b"billing"):
+        with case(repr(consumer)), pytest.raises(InvalidOption, match=r"^consumer="):
+            kind(consumer)

@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from inbox import AsyncInbox, EventKind, Inbox, Outcome, Verdict, is_transient
 from inbox.errors import CommitLost
 from tests.support import accounts
 from tests.support.database import Database
+from tests.support.on import REMOTE, each_on, on
 from tests.support.proxy import TcpProxy
 
 pytestmark = pytest.mark.mysql
@@ -24,7 +26,13 @@ pytestmark = pytest.mark.mysql
 KEY = "transfer-1"
 INBOX, ASYNC_INBOX = Inbox("bookkeeping", wait=30), AsyncInbox("bookkeeping", wait=30)
 arrived = pytest.mark.parametrize("arrived", [True, False], ids=["arrived", "lost on the way"])
-sources = pytest.mark.parametrize("source", ["engine", "session"])
+sources = each_on(
+    "postgresql",
+    "source,arrived",
+    product(["engine", "session"], [True, False]),
+    product(["engine"], [True, False]),
+    among=REMOTE,
+)
 
 
 def is_commit(chunk: bytes) -> bool:
@@ -54,8 +62,6 @@ class Wire:
 @pytest.fixture
 def wire(migrated: Database) -> Iterator[Wire]:
     """A proxy in front of the server."""
-    if migrated.name == "sqlite":
-        pytest.skip("SQLite has no connection that could break")
     direct = migrated.engine()
     accounts.make(direct)
     address = migrated.url
@@ -88,7 +94,6 @@ def _source(engine: Engine, source: str) -> "Engine | sessionmaker[Session]":
 
 
 @sources
-@arrived
 def test_transaction_finds_out_what_became_of_its_commit(
     wire: Wire, engine: Engine, source: str, *, arrived: bool
 ) -> None:
@@ -112,6 +117,7 @@ def test_transaction_finds_out_what_became_of_its_commit(
     assert take() is (Verdict.DUPLICATE if arrived else Verdict.NEW)
 
 
+@on("postgresql")
 @arrived
 def test_monitoring_hears_what_became_of_the_commit(wire: Wire, engine: Engine, *, arrived: bool) -> None:
     """If the answer to COMMIT was lost, monitoring gets an event once the commit is confirmed; if the commit
@@ -132,7 +138,6 @@ def test_monitoring_hears_what_became_of_the_commit(wire: Wire, engine: Engine, 
 
 
 @sources
-@arrived
 def test_handler_runs_again_only_what_was_not_committed(
     wire: Wire, engine: Engine, source: str, *, arrived: bool
 ) -> None:
@@ -153,6 +158,7 @@ def test_handler_runs_again_only_what_was_not_committed(
     assert wire.total() == 1
 
 
+@on(*REMOTE)
 def test_a_row_of_another_attempt_is_no_witness(wire: Wire, engine: Engine) -> None:
     """If the COMMIT did not arrive and another worker took the message before we could check, the row in the
     database is not ours: the block raises CommitLost."""
@@ -171,6 +177,7 @@ def test_a_row_of_another_attempt_is_no_witness(wire: Wire, engine: Engine) -> N
     assert wire.total() == 100
 
 
+@on("postgresql")
 @arrived
 def test_a_lost_commit_after_a_duplicate_is_transient(wire: Wire, engine: Engine, *, arrived: bool) -> None:
     """For a duplicate there is no new inbox row that could show whether the block's writes were committed, so
@@ -184,6 +191,7 @@ def test_a_lost_commit_after_a_duplicate_is_transient(wire: Wire, engine: Engine
     assert wire.total() == (1 if arrived else 0)
 
 
+@on("postgresql")
 @arrived
 def test_a_caller_who_commits_can_deliver_again(wire: Wire, engine: Engine, *, arrived: bool) -> None:
     """With `accept` the caller commits: a lost COMMIT is a transient error, and the verdict of the redelivery
@@ -224,32 +232,6 @@ def _async_source(engine: AsyncEngine, source: str) -> "AsyncEngine | async_sess
 
 
 @sources
-@arrived
-def test_asynchronous_transaction_finds_out_too(wire: Wire, source: str, *, arrived: bool) -> None:
-    """Async: the block ends normally if the COMMIT arrived, and raises CommitLost if it did not."""
-
-    async def take(engine: AsyncEngine) -> Verdict:
-        async with ASYNC_INBOX.transaction(_async_source(engine, source), KEY) as work:
-            if work.is_new:
-                await accounts.add_async(work.connection)
-        return work.verdict
-
-    async def work(engine: AsyncEngine) -> Verdict:
-        wire.lose_commit(arrived=arrived)
-        if arrived:
-            assert await take(engine) is Verdict.NEW
-        else:
-            with pytest.raises(CommitLost):
-                await take(engine)
-        assert wire.total() == (1 if arrived else 0)
-        return await take(engine)
-
-    assert _run_async(wire, work) is (Verdict.DUPLICATE if arrived else Verdict.NEW)
-    assert wire.total() == 1
-
-
-@sources
-@arrived
 def test_asynchronous_handler_runs_again_only_what_was_not_committed(
     wire: Wire, source: str, *, arrived: bool
 ) -> None:

@@ -1,4 +1,4 @@
-"""Returning normally means "acknowledge": a message that was not taken raises an error, on every database."""
+"""Returning normally means "acknowledge": a message that was not taken raises an error."""
 
 import pickle
 from datetime import UTC, datetime, timedelta
@@ -21,6 +21,7 @@ from inbox.errors import (
 from inbox.schema import tables
 from tests.support.database import Database
 from tests.support.listeners import Decide, each_listener
+from tests.support.on import on
 from tests.support.status_mode.asynchronous import in_loop, inbox_at
 from tests.support.status_mode.stores import Failed, Place, fail, status_inbox
 
@@ -58,16 +59,16 @@ def check(refused: NotTaken, kind: type[NotTaken], key: str) -> None:
     )
 
 
-def test_a_message_that_is_not_taken_is_an_error(migrated: Database) -> None:
+def test_a_message_that_is_not_taken_is_an_error(postgres: Database) -> None:
     """`transaction` and decorated handlers raise before the body runs, leave nothing behind, return their
     connection, and name consumer and key; a duplicate still returns normally."""
-    engine = migrated.engine(pool_size=1, max_overflow=0, pool_timeout=10)
-    inbox, other = Inbox("billing", wait=0), migrated.engine()
+    engine = postgres.engine(pool_size=1, max_overflow=0, pool_timeout=10)
+    inbox, other = Inbox("billing", wait=0), postgres.engine()
     with inbox.transaction(engine, "taken", payload="first") as work:
         work.result = 7
     with other.begin() as connection:
         inbox.accept(connection, "held")
-        for key, given, kind in REFUSALS[:1] if migrated.name == "sqlite" else REFUSALS:
+        for key, given, kind in REFUSALS:
             with pytest.raises(NotTaken) as caught, inbox.transaction(engine, key, **given):
                 never()
             check(caught.value, kind, key)
@@ -79,9 +80,9 @@ def test_a_message_that_is_not_taken_is_an_error(migrated: Database) -> None:
 
 
 @in_loop
-async def test_the_same_asynchronously(migrated: Database) -> None:
+async def test_the_same_asynchronously(postgres: Database) -> None:
     """`AsyncInbox` raises the same errors."""
-    engine = create_async_engine(migrated.async_url)
+    engine = create_async_engine(postgres.async_url)
     inbox = AsyncInbox("billing", wait=0)
     async with inbox.transaction(engine, "taken", payload="first"):
         pass
@@ -92,7 +93,7 @@ async def test_the_same_asynchronously(migrated: Database) -> None:
     async with engine.connect() as connection:
         await connection.begin()
         await inbox.accept(connection, "held")
-        for key, given, kind in REFUSALS[:1] if migrated.name == "sqlite" else REFUSALS:
+        for key, given, kind in REFUSALS:
             with pytest.raises(NotTaken) as caught:
                 async with inbox.transaction(engine, key, **given):
                     never()
@@ -152,6 +153,7 @@ def handler_of_claims(inbox: StatusInbox, body: Any, **given: Any) -> Any:
     return inbox.handler(key=lambda key: key, **said)(body)
 
 
+@on("sqlite", "redis", fixture="place")
 def test_every_verdict_of_status_mode(store: Store) -> None:
     """`claim` and the decorated function accept a new message and a duplicate, and raise for every other
     verdict; a message in flight says when to deliver it again."""
@@ -203,6 +205,7 @@ def test_a_run_that_only_undoes_is_not_acknowledged(postgres: Database) -> None:
         assert undos == []
 
 
+@on("sqlite", "redis", fixture="place")
 @in_loop
 async def test_status_mode_asynchronously(place: Place) -> None:
     """`AsyncStatusInbox` raises the same errors."""

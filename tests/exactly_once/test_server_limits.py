@@ -11,6 +11,7 @@ from inbox import AsyncInbox, Inbox, Verdict
 from inbox_outbox_base.databases.registry import database_of
 from tests.support import accounts, outages
 from tests.support.database import Database
+from tests.support.on import REMOTE, on
 from tests.support.status_mode.asynchronous import in_loop
 from tests.support.together import Task, wait_until_blocked
 
@@ -31,18 +32,18 @@ def limited_locks(database: Database) -> URL:
     return database.url.update_query_dict({name: value})
 
 
+on_remote = on(*REMOTE)  # SQLite has no limits but the wait itself
 limits = pytest.mark.parametrize("limit", [outages.impatient, limited_locks])
 
 
 @pytest.fixture
 def server_database(migrated: Database) -> Database:
     """A database on a server that has such limits."""
-    if migrated.name == "sqlite":
-        pytest.skip("it has no limits but the wait itself")
     accounts.make(migrated.engine())
     return migrated
 
 
+@on_remote
 @limits
 def test_a_message_in_flight(server_database: Database, limit: "outages.Limit") -> None:
     """At the server's limit the message is IN_FLIGHT, singly or in a batch, and what was written before and
@@ -59,6 +60,7 @@ def test_a_message_in_flight(server_database: Database, limit: "outages.Limit") 
     assert accounts.total(engine) == 111
 
 
+@on_remote
 @in_loop
 async def test_a_message_in_flight_asynchronously(server_database: Database) -> None:
     """Async: at the server's limit the message is IN_FLIGHT, and what was written before and after
@@ -103,6 +105,7 @@ def test_a_wait_that_somebody_cancels(postgres: Database) -> None:
     assert accounts.total(engine) == 1
 
 
+@on_remote
 def test_the_look_at_a_lost_commit(server_database: Database) -> None:
     """The check after a lost COMMIT runs in the inbox's own transaction: it waits as long as it takes to know
     the outcome, and leaves the session's limits as they were."""

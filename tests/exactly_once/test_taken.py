@@ -16,12 +16,15 @@ from inbox import AsyncInbox, Inbox, Taken, Verdict
 from inbox.errors import InvalidOption, InvalidResult, TransactionEnded
 from tests.support import accounts
 from tests.support.database import Database, make_tables
+from tests.support.on import each_on
 from tests.support.status_mode.asynchronous import in_loop
 
 INBOX, ASYNC_INBOX = Inbox("billing", wait=0), AsyncInbox("billing", wait=0)
 ANSWER = {"invoice": (7, {1: "x"}), "text": "\ud800\0ü"}
 STORED = {"invoice": [7, {"1": "x"}], "text": "\ud800\0ü"}
-handles = pytest.mark.parametrize("handle", ["connection", "session"])
+HANDLES = [("connection",), ("session",)]
+handles = each_on("sqlite", "handle", HANDLES, HANDLES[:1])
+handles_of_sqlite = each_on("sqlite", "handle", HANDLES, [])
 
 
 @handles
@@ -58,7 +61,7 @@ def opened(engine: Engine, handle: str) -> Iterator[Any]:
         yield given
 
 
-@handles
+@handles_of_sqlite
 def test_a_result_belongs_to_its_transaction(migrated: Database, handle: str) -> None:
     """A rollback leaves neither message nor result; a result cannot be set in another transaction, nor after
     a rollback of the savepoint that took the message."""
@@ -85,7 +88,7 @@ def test_a_result_belongs_to_its_transaction(migrated: Database, handle: str) ->
         assert INBOX.take(given, "b").is_new
 
 
-@handles
+@handles_of_sqlite
 def test_a_result_that_was_set_in_a_savepoint(migrated: Database, handle: str) -> None:
     """If the savepoint is rolled back, alone or with an outer one, the result is what it was before; if it is
     released, the result stays. The caller always reads what a duplicate will read."""
@@ -118,7 +121,7 @@ def test_a_result_that_was_set_in_a_savepoint(migrated: Database, handle: str) -
     assert [each.result for each in taken.values()] == [None, 0, None, 4]
 
 
-@handles
+@handles_of_sqlite
 @in_loop
 async def test_a_result_and_savepoints_asynchronously(migrated: Database, handle: str) -> None:
     """Async: results and savepoints work the same; a rolled-back savepoint does not touch results set outside
@@ -204,7 +207,7 @@ async def test_the_same_asynchronously(migrated: Database, handle: str) -> None:
             assert same(await ASYNC_INBOX.take(given, "c"), Verdict.DUPLICATE, 5)
 
 
-@handles
+@handles_of_sqlite
 @in_loop
 async def test_a_commit_that_cannot_write_the_result(migrated: Database, handle: str) -> None:
     """If the result cannot be written, the commit raises; the message and the business rows are gone, and the

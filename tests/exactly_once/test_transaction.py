@@ -12,6 +12,7 @@ from inbox.errors import InboxError, InvalidOption, InvalidResult, TransientErro
 from inbox.schema import tables
 from tests.support.cases import case
 from tests.support.database import Database
+from tests.support.on import on
 
 pytestmark = pytest.mark.mysql
 
@@ -49,6 +50,7 @@ def test_a_result_is_replayed_to_duplicates(migrated: Database) -> None:
                 assert type(work.result) is type(result)
 
 
+@on("sqlite")
 def test_without_a_result_duplicates_get_none(migrated: Database) -> None:
     """A result is optional: without one, duplicates get None."""
     inbox, engine = Inbox("billing"), migrated.engine()
@@ -57,18 +59,22 @@ def test_without_a_result_duplicates_get_none(migrated: Database) -> None:
             assert (work.verdict, work.result) == (verdict, None)
 
 
-@pytest.mark.parametrize(
-    "result", [object(), {1, 2}, float("nan"), "x" * 1_000_001], ids=lambda r: repr(r)[:20]
-)
-def test_a_result_that_cannot_be_stored_is_refused(migrated: Database, result: Any) -> None:
+@on("sqlite")
+def test_an_invalid_result_is_refused(migrated: Database) -> None:
     """A result that JSON cannot represent, or that is too large, is an error, and nothing at all is
     written."""
-    engine = migrated.engine()
-    with pytest.raises(InvalidResult, match="result"), Inbox("billing").transaction(engine, "a") as work:
-        work.result = result
+    inbox, engine = Inbox("billing"), migrated.engine()
+    for result in (object(), {1, 2}, float("nan"), "x" * 1_000_001):
+        with (
+            case(result),
+            pytest.raises(InvalidResult, match="result"),
+            inbox.transaction(engine, "a") as work,
+        ):
+            work.result = result
     assert rows(engine) == 0
 
 
+@on("sqlite")
 def test_only_a_new_message_gets_a_result(migrated: Database) -> None:
     """A duplicate cannot change the stored result."""
     inbox, engine = Inbox("billing"), migrated.engine()
@@ -80,6 +86,7 @@ def test_only_a_new_message_gets_a_result(migrated: Database) -> None:
         assert work.result == 1
 
 
+@on("sqlite")
 def test_an_exception_rolls_back_and_comes_through_unchanged(migrated: Database) -> None:
     """The caller sees its own exception, and the message can be taken again."""
     inbox, engine = Inbox("billing"), migrated.engine()
@@ -91,6 +98,7 @@ def test_an_exception_rolls_back_and_comes_through_unchanged(migrated: Database)
         assert work.is_new
 
 
+@on("sqlite")
 def test_a_mismatch_does_not_run(migrated: Database) -> None:
     """With `on_refusal="return"`, the same key with another payload is not new, and does not get the first
     message's result."""
@@ -101,6 +109,7 @@ def test_a_mismatch_does_not_run(migrated: Database) -> None:
         assert (work.verdict, work.is_new, work.result) == (Verdict.MISMATCH, False, None)
 
 
+@on("sqlite")
 def test_in_a_session(migrated: Database) -> None:
     """With a sessionmaker the work has a Session, whose flush is part of the same transaction."""
     inbox, engine = Inbox("billing"), migrated.engine()
@@ -112,6 +121,7 @@ def test_in_a_session(migrated: Database) -> None:
     assert rows(engine) == 2
 
 
+@on("sqlite")
 def test_connections_go_back_to_the_pool(migrated: Database) -> None:
     """Whatever happens in the block, its connection goes back to the pool without an open transaction."""
     inbox, engine = Inbox("billing"), migrated.engine(pool_size=1, max_overflow=0, pool_timeout=5)
@@ -123,6 +133,7 @@ def test_connections_go_back_to_the_pool(migrated: Database) -> None:
     assert rows(engine) == 3
 
 
+@on("sqlite")
 @pytest.mark.parametrize("source", [lambda engine: engine, sessionmaker], ids=["engine", "sessionmaker"])
 def test_a_handler_runs_once(migrated: Database, source: Callable[[Engine], Any]) -> None:
     """The body runs for the first delivery only; duplicates get what it returned."""
@@ -156,6 +167,7 @@ def _bill_texts(source: Any, runs: list[int]) -> Callable[[dict[str, str]], Outc
     return bill
 
 
+@on("sqlite")
 def test_a_handler_retries_transient_errors_only(migrated: Database) -> None:
     """A transient error is retried in a new transaction, a limited number of times; other errors are not
     retried."""

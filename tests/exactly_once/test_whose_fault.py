@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import UTC, datetime
+from itertools import product
 from typing import Any
 
 import pytest
@@ -32,8 +33,10 @@ from inbox.errors import StoreUnreachable
 from outbox import DirectDelivery, Envelope, Refused, Unavailable
 from tests.servers.redis import LocalRedis
 from tests.support import accounts, outages
+from tests.support.cases import case
 from tests.support.database import Database
 from tests.support.listeners import in_threads
+from tests.support.on import on
 from tests.support.outages import Trouble
 from tests.support.status_mode.asynchronous import in_loop
 from tests.support.status_mode.stores import CONSUMER, request, stored
@@ -68,22 +71,25 @@ def deliver(handler: Handler, message: str = "m") -> Action:
 @contextmanager
 def limited(database: Database) -> Iterator[tuple[URL, AbstractContextManager[None]]]:
     """Statements time out soon, and another session has locked the tables."""
-    if database.name not in {"postgresql", "mariadb"}:
-        pytest.skip("it has no such limit for statements that write")
     yield outages.impatient(database), outages.locked_tables(database)
 
 
 @contextmanager
 def demoted(database: Database) -> Iterator[tuple[URL, AbstractContextManager[None]]]:
     """The server becomes a replica and rejects writes."""
-    if database.name not in {"mariadb", "mysql"}:
-        pytest.skip("PostgreSQL's own code for this has always been a passing one")
     with outages.unprivileged(database) as url:
         yield url, outages.read_only(database)
 
 
 @modes
-@pytest.mark.parametrize("outage", [limited, demoted])
+@pytest.mark.parametrize(
+    ("server", "outage"),
+    [
+        *product(["postgresql", "mariadb"], [limited]),  # MySQL has no such limit for statements that write
+        *product(["mariadb", "mysql"], [demoted]),  # a PostgreSQL that is demoted breaks its connections
+    ],
+    indirect=["server"],
+)
 def test_an_outage_of_the_database(migrated: Database, outage: Any, mode: Mode) -> None:
     """During an outage the message is delivered again, however often it fails; afterwards it is taken, and no
     attempt was counted."""
@@ -100,6 +106,7 @@ def test_an_outage_of_the_database(migrated: Database, outage: Any, mode: Mode) 
         engine.dispose()
 
 
+@on("sqlite")
 @modes
 def test_an_exhausted_pool(migrated: Database, mode: Mode) -> None:
     """If the pool has no free connection, this does not count as a failure of the message."""
@@ -130,6 +137,7 @@ async def test_an_exhausted_pool_asynchronously(postgres: Database) -> None:
     await engine.dispose()
 
 
+@on("sqlite")
 def test_an_outage_under_direct_delivery(migrated: Database) -> None:
     """In direct delivery an outage is reported to the relay as Unavailable, and no message is refused."""
     engine = migrated.engine(pool_size=1, max_overflow=0, pool_timeout=0.1)
@@ -150,10 +158,7 @@ def client(private_redis: LocalRedis) -> Iterator["redis.Redis"]:
         yield client
 
 
-troubles = pytest.mark.parametrize("trouble", [outages.full, outages.alone, outages.unsaved, outages.busy])
-
-
-@troubles
+@pytest.mark.parametrize("trouble", [outages.full, outages.alone, outages.unsaved, outages.busy])
 def test_a_redis_that_takes_no_writes(client: "redis.Redis", trouble: Trouble) -> None:
     """A Redis that rejects writes raises StoreUnreachable with the reason, for the claim, for a step and for
     the end of a handler. The message is delivered again with all its attempts left, and finished steps are
@@ -181,8 +186,16 @@ def test_a_redis_that_takes_no_writes(client: "redis.Redis", trouble: Trouble) -
     assert runs == ["first", "second"]
 
 
-@troubles
-@pytest.mark.parametrize("fails", [True, False], ids=["failed", "succeeded"])
+@pytest.mark.parametrize(
+    ("trouble", "fails"),
+    [
+        (outages.full, True),
+        (outages.full, False),
+        (outages.alone, False),
+        (outages.unsaved, True),
+        (outages.busy, False),
+    ],
+)
 def test_an_end_that_a_redis_does_not_take(client: "redis.Redis", trouble: Trouble, *, fails: bool) -> None:
     """If Redis cannot record the end of a run, it is recorded with the next claim of any message: a success
     does not run again, a failure is FAILED and runs again, and each counts as exactly one attempt."""
@@ -300,11 +313,10 @@ def violate(handle: Connection | Session, message: str) -> None:
     handle.execute(text("INSERT INTO child (id, parent) VALUES (1, 7)"))
 
 
+@on("postgresql", "sqlite")  # the others have no deferred constraints
 def test_what_the_body_has_deferred(migrated: Database) -> None:
     """A violation of a constraint that is checked at COMMIT counts against the body: otherwise the message
     would fail for ever. The last failure makes it a dead letter."""
-    if migrated.name not in {"postgresql", "sqlite"}:
-        pytest.skip("it has no deferred constraints")
     engine = _deferring(migrated)
     for source in (engine, sessionmaker(engine)):
         handler = Inbox("billing").handler(source, key=str)(violate)
@@ -365,10 +377,10 @@ def test_a_transaction_that_the_body_has_broken(postgres: Database) -> None:
     assert deliver(handler) is DEAD_LETTER
 
 
-CODES = {
-    "postgresql": ("57014", "53200", "53100", "53400", "58030", "55006", "26000", "42P05"),
-    "mysql": (1969, 3024, 1317, 1290, 1836, 1047, 3101, 3572),
-}
+CODES = (
+    *("57014", "53200", "53100", "53400", "58030", "55006", "26000", "42P05"),  # PostgreSQL
+    *(1969, 3024, 1317, 1290, 1836, 1047, 3101, 3572),  # MariaDB and MySQL
+)
 
 
 class Said(Exception):
@@ -379,12 +391,13 @@ class Said(Exception):
         self.sqlstate = code if isinstance(code, str) else "HY000"
 
 
-@pytest.mark.parametrize("code", [code for codes in CODES.values() for code in codes])
-def test_what_may_succeed_when_it_is_tried_again(code: str | int) -> None:
+def test_what_may_succeed_when_it_is_tried_again() -> None:
     """Errors about limits, full disks and changed server roles are transient; if one comes out of the body,
     it still counts as the body's failure."""
-    error = OperationalError("INSERT", {}, Said(code))
-    assert is_transient(error)
-    assert is_transient(ExceptionGroup("all", [error, PoolTimeoutError()]))
-    assert not is_transient(ExceptionGroup("one", [error, ValueError()]))
-    assert Outcome(Verdict.NEW, error=error).is_failure
+    for code in CODES:
+        error = OperationalError("INSERT", {}, Said(code))
+        with case(code):
+            assert is_transient(error)
+            assert is_transient(ExceptionGroup("all", [error, PoolTimeoutError()]))
+            assert not is_transient(ExceptionGroup("one", [error, ValueError()]))
+            assert Outcome(Verdict.NEW, error=error).is_failure
