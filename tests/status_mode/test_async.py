@@ -11,7 +11,8 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.util import greenlet_spawn
 
 from inbox import AsyncClaim, AsyncStatusInbox, Event, EventKind, SqlStore, Status, StatusInbox, Verdict
-from inbox.errors import GiveUp, InvalidKey, InvalidOption, StoreUnreachable
+from inbox.errors import InvalidKey, InvalidOption, StoreUnreachable
+from tests.support.on import both_stores, on
 from tests.support.status_mode.asynchronous import beside, failed, in_loop, inbox_at, recorded
 from tests.support.status_mode.stores import CONSUMER, Place
 
@@ -55,15 +56,7 @@ async def test_from_failed_to_dead(place: Place) -> None:
     assert (record.attempts_finished, record.error) == (2, "Refused: attempt 2")
 
 
-@in_loop
-async def test_giving_up(place: Place) -> None:
-    """A handler that raises GiveUp makes the message dead at its first attempt."""
-    async with inbox_at(place) as inbox:
-        claim = await failed(inbox, GiveUp("no such order"))
-        assert (claim.verdict, claim.retry_after) == (Verdict.DEAD, None)
-    assert recorded(place).status is Status.DEAD
-
-
+@both_stores
 @in_loop
 async def test_other_verdicts(place: Place) -> None:
     """The same key with another payload is a MISMATCH; a message older than the retention is TOO_OLD."""
@@ -96,6 +89,7 @@ async def test_one_winner(place: Place) -> None:
     assert sorted(verdicts) == [Verdict.IN_FLIGHT] * 11 + [Verdict.NEW]
 
 
+@on("sqlite", fixture="place")
 @in_loop
 async def test_handler(place: Place) -> None:
     """A decorated function runs its body once for each key, lets its exceptions through, and returns the
@@ -120,6 +114,7 @@ async def test_handler(place: Place) -> None:
     assert calls == ["a", "bad"]
 
 
+@on("sqlite", fixture="place")
 @in_loop
 async def test_outcome_of_a_handler(place: Place) -> None:
     """`outcome` returns the error instead of raising it: the handler's own, with the delay, and one raised
@@ -139,6 +134,7 @@ async def test_outcome_of_a_handler(place: Place) -> None:
         assert unclaimed.retry_after is None
 
 
+@on("sqlite", fixture="place")
 @in_loop
 async def test_hooks_share_the_handlers_context(place: Place) -> None:
     """A context variable that a hook sets when a handler begins is visible in the handler and its steps."""
@@ -160,6 +156,7 @@ async def test_hooks_share_the_handlers_context(place: Place) -> None:
     assert kinds == [EventKind.CLAIMED, EventKind.STEP_DONE, EventKind.COMPLETED]
 
 
+@on("sqlite", fixture="place")
 @in_loop
 async def test_without_a_key(place: Place) -> None:
     """With `missing_key="run"` a message without a key runs every time, and nothing is stored."""

@@ -14,6 +14,7 @@ from inbox import AsyncClaim, AsyncStatusInbox, SqlStore, Status, Verdict
 from inbox.errors import StoreUnreachable
 from tests.support import accounts
 from tests.support.database import Database
+from tests.support.on import both_stores, on
 from tests.support.status_mode.asynchronous import in_loop, inbox_at, recorded
 from tests.support.status_mode.stores import CONSUMER, Place
 
@@ -92,6 +93,7 @@ async def test_it_releases_the_message(place: Place) -> None:
             assert (claim.verdict, claim.attempt) == (Verdict.NEW, 1)
 
 
+@on("sqlite", fixture="place")
 @in_loop
 async def test_it_ends_a_timeout(place: Place) -> None:
     """`asyncio.timeout` works around a claim's block as around any other code."""
@@ -102,6 +104,7 @@ async def test_it_ends_a_timeout(place: Place) -> None:
         assert given_back(place)
 
 
+@both_stores
 @in_loop
 async def test_it_halts_a_step_that_may_not_be_repeated(place: Place) -> None:
     """A cancellation inside a step with `on_unknown="halt"` halts the message, because the step's outcome is
@@ -116,6 +119,7 @@ async def test_it_halts_a_step_that_may_not_be_repeated(place: Place) -> None:
     assert (record.status, record.pending_step) == (Status.HALTED, "charge")
 
 
+@both_stores
 @in_loop
 async def test_while_a_step_is_recorded(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cancellation while a step is being recorded lets the write finish; a later attempt does not call the
@@ -134,6 +138,7 @@ async def test_while_a_step_is_recorded(place: Place, monkeypatch: pytest.Monkey
     assert recorded(place).status is Status.CONSUMED
 
 
+@both_stores
 @in_loop
 async def test_while_the_message_is_claimed(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cancellation during the claim gives the claim back, and the handler does not run past its first
@@ -144,6 +149,7 @@ async def test_while_the_message_is_claimed(place: Place, monkeypatch: pytest.Mo
     assert given_back(place)
 
 
+@on("sqlite", fixture="place")
 @in_loop
 async def test_while_the_message_is_refused(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cancellation during a claim that gets IN_FLIGHT is still raised, although there is nothing to give
@@ -159,6 +165,7 @@ async def test_while_the_message_is_refused(place: Place, monkeypatch: pytest.Mo
         await gate.cancel(asyncio.create_task(deliver(inbox)))
 
 
+@both_stores
 @in_loop
 async def test_while_the_message_is_completed(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cancellation while the message is being completed lets that finish; the end of the block raises the
@@ -174,6 +181,7 @@ async def test_while_the_message_is_completed(place: Place, monkeypatch: pytest.
     assert recorded(place).status is Status.CONSUMED
 
 
+@on("sqlite", fixture="place")
 @in_loop
 async def test_while_the_store_fails(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the store fails during a cancellation, the block raises the cancellation and not the store's error,
@@ -191,6 +199,7 @@ async def test_while_the_store_fails(place: Place, monkeypatch: pytest.MonkeyPat
         await gate.cancel(asyncio.create_task(deliver(inbox)))
 
 
+@on("sqlite", fixture="place")
 @in_loop
 async def test_while_the_store_hangs(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cancelled task does not wait for a hanging store for ever."""
@@ -205,6 +214,7 @@ async def test_while_the_store_hangs(place: Place, monkeypatch: pytest.MonkeyPat
     assert recorded(place).status is Status.CONSUMING
 
 
+@on("sqlite", fixture="place")
 @in_loop
 async def test_when_the_message_cannot_be_given_back(
     place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -245,6 +255,7 @@ async def test_while_a_transaction_is_committed(migrated: Database) -> None:
     await engine.dispose()
 
 
+@on("sqlite", fixture="place")
 @in_loop
 async def test_a_task_that_is_thrown_away(place: Place) -> None:
     """A block that is closed with GeneratorExit writes nothing: its lease has to expire."""

@@ -17,6 +17,7 @@ from inbox import AsyncStatusInbox, Event, EventKind, SqlStore, Status, Verdict,
 from inbox._status_mode.stores import Change, HeldRecord
 from inbox.errors import LeaseLost, StoreUnreachable
 from tests.support.database import Database
+from tests.support.on import both_stores, on
 from tests.support.status_mode.asynchronous import beside, in_loop, inbox_at, recorded
 from tests.support.status_mode.stores import CONSUMER, Place
 
@@ -53,6 +54,7 @@ async def test_a_heartbeat_keeps_a_long_message(place: Place) -> None:
     assert (record.status, record.token, record.attempts_started) == (Status.CONSUMED, token, 1)
 
 
+@on("sqlite", fixture="place")
 @in_loop
 async def test_a_short_message_writes_no_heartbeat(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A message that takes less than a third of its lease is written only when it ends; no task is started
@@ -77,6 +79,7 @@ async def test_a_short_message_writes_no_heartbeat(place: Place, monkeypatch: py
     assert [change.status for change in writes] == [Status.CONSUMED]
 
 
+@both_stores
 @in_loop
 async def test_without_heartbeats_a_lease_ends(place: Place) -> None:
     """Without heartbeats the lease expires and another worker takes the message over; the first handler is
@@ -96,6 +99,7 @@ async def test_without_heartbeats_a_lease_ends(place: Place) -> None:
     assert recorded(place).status is Status.CONSUMED
 
 
+@both_stores
 @in_loop
 async def test_a_lost_lease_cancels_the_handler(place: Place) -> None:
     """A lost lease cancels the handler at its current await; the block raises LeaseLost, and the task itself
@@ -122,6 +126,7 @@ async def wait_until_lost(inbox: AsyncStatusInbox, place: Place) -> None:
         await until_cancelled()
 
 
+@on("sqlite", fixture="place")
 @in_loop
 async def test_a_lost_lease_cancels_a_step(place: Place) -> None:
     """A lost lease also cancels a step that is waiting."""
@@ -142,6 +147,7 @@ async def wait_in_a_step(inbox: AsyncStatusInbox, place: Place) -> None:
         await claim.step("wait", wait)
 
 
+@on("sqlite", fixture="place")
 @pytest.mark.parametrize("ends", ["normally", "with an error", "at once"])
 @in_loop
 async def test_a_handler_that_does_not_stop(place: Place, ends: str) -> None:
@@ -173,6 +179,7 @@ async def end_after_loss(inbox: AsyncStatusInbox, place: Place, ends: str, lost:
             raise ZeroDivisionError
 
 
+@on("sqlite", fixture="place")
 @in_loop
 async def test_a_lost_lease_and_a_cancellation(place: Place) -> None:
     """If the task is cancelled from outside, it ends as cancelled, even if the lease is lost too."""
@@ -198,27 +205,6 @@ async def locked(database: Database) -> AsyncIterator[None]:
         connection.execute(text("UPDATE inbox_status SET owner = 'somebody'"))
         yield
         connection.rollback()
-
-
-@in_loop
-async def test_a_store_that_hangs(postgres: Database) -> None:
-    """If a heartbeat gets no answer until the lease expires, the claim is lost and the handler is
-    cancelled."""
-    engine = create_async_engine(postgres.async_url)
-    events: list[EventKind] = []
-    inbox = AsyncStatusInbox(
-        CONSUMER, store=SqlStore(engine), lease=1, on_event=lambda event: events.append(event.kind)
-    )
-    with pytest.raises(LeaseLost):
-        await wait_until_over(inbox, postgres)
-    assert events == [EventKind.CLAIMED, EventKind.LOST, EventKind.ABANDONED]
-    await engine.dispose()
-
-
-async def wait_until_over(inbox: AsyncStatusInbox, database: Database) -> None:
-    """A handler whose lease cannot be renewed."""
-    async with inbox.claim("a"), locked(database):
-        await until_cancelled()
 
 
 @in_loop
@@ -249,7 +235,7 @@ def unreachable(times: float, renew: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
-@pytest.mark.quick("postgresql", "redis")
+@on("sqlite", fixture="place")
 @in_loop
 async def test_heartbeats_that_fail(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A failed heartbeat is retried; if all fail until the lease expires, the claim is lost."""
@@ -266,7 +252,7 @@ async def test_heartbeats_that_fail(place: Place, monkeypatch: pytest.MonkeyPatc
         assert claim.lost
 
 
-@pytest.mark.quick("postgresql", "redis")
+@on("sqlite", fixture="place")
 @in_loop
 async def test_a_heartbeat_that_hangs_at_the_end(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A message completes even while its heartbeat hangs."""

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from inbox import AsyncClaim, AsyncStatusInbox, Status, Verdict
-from inbox.errors import GiveUp, InvalidOption, InvalidResult, StepNotDone
+from inbox.errors import GiveUp, InvalidOption
+from tests.support.on import on
 from tests.support.status_mode.asynchronous import in_loop, inbox_at, recorded
 from tests.support.status_mode.stores import Place
 
@@ -49,8 +50,6 @@ class Calls:
 
         def undo(result: str) -> None:
             self.made.append(("undo", result))
-            if result in self.broken:
-                raise Failed(f"undo of {result}")
 
         async def undo_later(result: str) -> None:
             await asyncio.sleep(0.001)
@@ -89,21 +88,7 @@ async def test_a_finished_step_is_not_called_again(place: Place) -> None:
     assert recorded(place).status is Status.CONSUMED
 
 
-@in_loop
-async def test_what_a_step_returns(place: Place) -> None:
-    """Every attempt gets a step's result as JSON returns it; a result that JSON cannot represent is an
-    error."""
-    async with inbox_at(place) as inbox, inbox.claim("a") as claim:
-        assert await claim.step("pair", lambda: (1, {"two": None})) == [1, {"two": None}]
-        with pytest.raises(InvalidResult, match="step='set'"):
-            await claim.step("set", lambda: {1})
-        with pytest.raises(InvalidOption, match="step='pair': this attempt already has"):
-            await claim.step("pair", lambda: 1)
-        key = claim.step_key("pair")
-        assert key != claim.step_key("set")
-        assert len(key) == 32
-
-
+@on("sqlite", fixture="place")
 @in_loop
 async def test_undo_in_reverse_order(place: Place) -> None:
     """When the handler gives up, finished steps are undone in reverse order, with synchronous and
@@ -116,72 +101,7 @@ async def test_undo_in_reverse_order(place: Place) -> None:
     assert recorded(place).undos == 0
 
 
-@in_loop
-async def test_undo_by_a_later_delivery(place: Place) -> None:
-    """The next delivery retries a failed undo and calls nothing else."""
-    calls = Calls()
-    calls.broken.add("charge done")
-    async with inbox_at(place) as inbox:
-        claim = await order(inbox, calls, GiveUp("sold out"))
-        assert claim.verdict is Verdict.NEW
-        assert claim.retry_after is not None
-        calls.broken.clear()
-        calls.made.clear()
-        assert (await order(inbox, calls, GiveUp("sold out"))).verdict is Verdict.DEAD
-    assert calls.made == [("undo", "charge done"), ("undo", "reserve done")]
-
-
-@in_loop
-async def test_undo_when_attempts_are_used_up(place: Place) -> None:
-    """When the last attempt fails, the steps that earlier attempts finished are undone."""
-    calls = Calls()
-    calls.broken.add("ship")
-    async with inbox_at(place, max_attempts=2) as inbox:
-        assert (await order(inbox, calls)).verdict is Verdict.NEW
-        assert (await order(inbox, calls)).verdict is Verdict.DEAD
-    undone = [("undo", "charge done"), ("undo", "reserve done")]
-    assert calls.made == ["reserve", "charge", "ship", "ship", *undone]
-
-
-async def pay(inbox: AsyncStatusInbox, body: Callable[[], Any]) -> AsyncClaim:
-    """The claim of a payment, whose step must not be repeated; the exception is swallowed."""
-    try:
-        async with inbox.claim("a") as claim:
-            if claim.is_new:
-                await claim.step("charge", body, on_unknown="halt")
-    except (Failed, StepNotDone):
-        pass
-    return claim
-
-
-@in_loop
-async def test_a_step_that_may_not_be_repeated(place: Place) -> None:
-    """If a step with `on_unknown="halt"` raises, its outcome is unknown: the message is halted, and no
-    delivery calls the step again."""
-    calls = Calls()
-    calls.broken.add("charge")
-    async with inbox_at(place) as inbox:
-        assert (await pay(inbox, calls.asynchronous("charge"))).verdict is Verdict.HALTED
-        assert (await pay(inbox, calls.asynchronous("charge"))).verdict is Verdict.HALTED
-    assert calls.made == ["charge"]
-    assert recorded(place).pending_step == "charge"
-
-
-@in_loop
-async def test_a_step_that_says_it_was_not_done(place: Place) -> None:
-    """A step that raises StepNotDone runs again, even with `on_unknown="halt"`."""
-    calls = Calls()
-
-    async def refuse() -> None:
-        raise StepNotDone("no connection")
-
-    async with inbox_at(place) as inbox:
-        assert (await pay(inbox, refuse)).verdict is Verdict.NEW
-        await pay(inbox, calls.asynchronous("charge"))
-    assert calls.made == ["charge"]
-    assert recorded(place).status is Status.CONSUMED
-
-
+@on("sqlite", fixture="place")
 @in_loop
 async def test_one_step_follows_the_other(place: Place) -> None:
     """A step that begins while another one runs, beside it or inside it, is rejected without being called;

@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-import redis.asyncio
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import (
@@ -17,17 +16,16 @@ from sqlalchemy.ext.asyncio import (
     create_async_engine,
 )
 
-from inbox import AsyncStatusInbox, RedisStore, SqlStore, Verdict, release
+from inbox import AsyncStatusInbox, SqlStore, Verdict
 from inbox.errors import (
     GiveUp,
     InvalidOption,
-    LeaseLost,
     TransactionAborted,
     TransactionEnded,
-    UnusableConnection,
 )
 from tests.support import accounts
 from tests.support.database import Database
+from tests.support.on import on
 from tests.support.status_mode.asynchronous import beside, in_loop
 from tests.support.status_mode.stores import CONSUMER, stored
 
@@ -75,23 +73,7 @@ async def divide(inbox: AsyncStatusInbox, expected: str, source: Any) -> None:
         raise ZeroDivisionError
 
 
-@in_loop
-async def test_what_the_body_raises_rolls_back(migrated: Database) -> None:
-    """If the body raises, neither its writes nor the step's record are kept."""
-
-    async def refuse(connection: AsyncConnection) -> None:
-        await paid(connection)
-        raise GiveUp("no")
-
-    async with inbox_on(migrated) as (inbox, _), inbox.claim("a") as claim:
-        with pytest.raises(GiveUp):
-            await claim.transact("refuse", refuse)
-        assert accounts.total(migrated.engine()) == 0
-        await claim.transact("pay", paid)
-    assert accounts.total(migrated.engine()) == 1
-    assert "refuse" not in (steps(migrated.engine()) or "")
-
-
+@on("postgresql", "sqlite")
 @in_loop
 async def test_a_swallowed_error(migrated: Database) -> None:
     """If the body swallows an error that aborted the transaction, the step raises TransactionAborted; where
@@ -128,44 +110,6 @@ async def test_a_body_that_commits(migrated: Database) -> None:
 
 
 @in_loop
-async def test_an_engine_that_commits_by_itself_is_refused(migrated: Database) -> None:
-    """In AUTOCOMMIT mode nothing commits together with the step, so `transact` rejects it and does not call
-    the body."""
-    engine = create_async_engine(migrated.async_url, isolation_level="AUTOCOMMIT")
-    called: list[object] = []
-    async with inbox_on(migrated) as (inbox, _):
-        for source in (engine, async_sessionmaker(engine)):
-            with pytest.raises(UnusableConnection, match=r"^step='pay': .*AUTOCOMMIT"):
-                await transact_alone(inbox, called, source)
-    await engine.dispose()
-    assert called == []
-    assert steps(migrated.engine()) is None
-
-
-async def transact_alone(inbox: AsyncStatusInbox, called: list[object], source: Any) -> None:
-    """A handler with one step in a transaction."""
-    async with inbox.claim("a") as claim:
-        await claim.transact("pay", called.append, source=source)
-
-
-@in_loop
-async def test_a_claim_that_is_lost(migrated: Database) -> None:
-    """If the claim is lost, the body is not called."""
-    called: list[object] = []
-    async with inbox_on(migrated, heartbeat=False) as (inbox, _):
-        with pytest.raises(LeaseLost):
-            await pay_after_release(inbox, migrated, called)
-    assert called == []
-
-
-async def pay_after_release(inbox: AsyncStatusInbox, database: Database, called: list[object]) -> None:
-    """A handler that loses its message to an operator before its step."""
-    async with inbox.claim("a") as claim:
-        release(SqlStore(database.engine()), CONSUMER, "a")
-        await claim.transact("pay", called.append)
-
-
-@in_loop
 async def test_an_open_transaction_keeps_the_claim(migrated: Database) -> None:
     """A transaction that runs longer than the lease keeps the message: a delivery during it waits, and then
     gets IN_FLIGHT. A `heartbeat` inside the transaction does not block on its own row."""
@@ -192,19 +136,7 @@ async def verdict_after(seconds: float, inbox: AsyncStatusInbox) -> Verdict:
         return claim.verdict
 
 
-@in_loop
-async def test_no_step_inside_a_transaction(migrated: Database) -> None:
-    """A step inside a transaction is rejected without being called, because it could not be recorded."""
-    async with inbox_on(migrated) as (inbox, _), inbox.claim("a") as claim:
-
-        async def nested(_: AsyncConnection) -> None:
-            with pytest.raises(InvalidOption, match="step='inner': step 'outer' is still running"):
-                await claim.step("inner", lambda: pytest.fail("it was called"))
-
-        await claim.transact("outer", nested)
-        assert await claim.step("inner", lambda: 1) == 1
-
-
+@on("sqlite")
 @in_loop
 async def test_undo(migrated: Database) -> None:
     """When the handler gives up, a step in a transaction is undone like any other."""
@@ -226,6 +158,7 @@ async def pay_and_give_up(inbox: AsyncStatusInbox, undo: Any) -> None:
         raise GiveUp
 
 
+@on("postgresql", "sqlite")
 @in_loop
 async def test_without_a_claim(migrated: Database) -> None:
     """A message that runs without a claim still writes in a transaction, and an aborted one raises
@@ -243,19 +176,10 @@ async def _aborted(connection: AsyncConnection) -> None:
         await connection.execute(text("SELECT 1 / 0"))
 
 
+@on("sqlite")
 @in_loop
 async def test_what_cannot_be_a_source(migrated: Database) -> None:
     """A synchronous engine is rejected as a source."""
     async with inbox_on(migrated) as (inbox, _), inbox.claim("a") as claim:
         with pytest.raises(InvalidOption, match="source=Engine: expected an AsyncEngine, async_sess"):
             await claim.transact("pay", paid, source=migrated.engine())  # type: ignore[arg-type]
-
-
-@in_loop
-async def test_a_store_that_is_not_in_the_database() -> None:
-    """`transact` rejects a RedisStore, because nothing commits together with Redis."""
-    async with redis.asyncio.Redis.from_url("redis://127.0.0.1:1") as client:
-        inbox = AsyncStatusInbox(CONSUMER, store=RedisStore(client), missing_key="run")
-        async with inbox.claim(None) as claim:
-            with pytest.raises(InvalidOption, match="RedisStore is not in the database"):
-                await claim.transact("pay", paid)

@@ -8,6 +8,7 @@ import pytest
 from inbox import Claim, Status, Verdict
 from inbox._status_mode.stores import Store
 from inbox.errors import LeaseLost
+from tests.support.on import both_stores
 from tests.support.status_mode.repairs import KEY, deliver, fails, inbox_of
 from tests.support.status_mode.stores import stored
 
@@ -26,6 +27,7 @@ def is_found(store: Store, verdict: Verdict) -> None:
 
 
 @pytest.mark.parametrize("status", [Status.DEAD, Status.HALTED])
+@both_stores
 def test_its_end_is_refused(store: Store, status: Status) -> None:
     """The handler then fails in the same way that the other claim has recorded: it gets LeaseLost, and the
     record stays as it is."""

@@ -9,7 +9,8 @@ import pytest
 from inbox import Claim, Event, EventKind, Status, StatusInbox
 from inbox._status_mode.stores import Store
 from inbox.errors import LeaseLost
-from tests.support.status_mode.stores import status_inbox, stored
+from tests.support.on import each_on
+from tests.support.status_mode.stores import NAMES, status_inbox, stored
 
 AS_EXPECTED, OTHERWISE = 17, 18
 """How a forked process ends."""
@@ -49,7 +50,7 @@ def handle(inbox: StatusInbox, act: Callable[[Claim], object]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
-@pytest.mark.parametrize("end", ENDS)
+@each_on("sqlite", "end", [(end,) for end in ENDS], [("SystemExit",)], among=NAMES, fixture="place")
 def test_only_the_original_process_has_the_message(store: Store, end: str) -> None:
     """However the child leaves the handler, it writes nothing about the message and sends no event; the
     original process completes it."""

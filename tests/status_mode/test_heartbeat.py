@@ -9,6 +9,7 @@ from sqlalchemy import event
 
 from inbox import Claim, SqlStore, Status, StatusInbox, Verdict
 from inbox._status_mode.stores import Store
+from tests.support.on import both_stores
 from tests.support.processes import wait_until
 from tests.support.status_mode.stores import Place, deliver, fail, request, status_inbox, stored
 
@@ -113,3 +114,13 @@ def test_a_step_costs_one_write(store: Store, asked: Asked) -> None:
 
     for _ in range(2):
         assert deliver(inbox, body).verdict is Verdict.NEW
+
+
+@both_stores
+def test_a_heartbeat_does_not_shorten_the_life_of_a_record(store: Store) -> None:
+    """A store that expires records itself counts the retention from the end of the lease, not from a
+    heartbeat."""
+    with status_inbox(store, retention=0.2).claim("a") as claim:
+        claim.heartbeat()
+        time.sleep(0.4)
+        assert stored(store).token == claim.token

@@ -13,6 +13,7 @@ import pytest
 from inbox import Claim, Status, Verdict, retry
 from inbox._status_mode.hold import INTERRUPTIONS
 from inbox._status_mode.stores import Store
+from tests.support.on import both_stores, on
 from tests.support.status_mode.asynchronous import in_loop, inbox_at, recorded
 from tests.support.status_mode.stores import CONSUMER, Place, deliver, status_inbox, stored
 
@@ -41,6 +42,7 @@ def counted(store: Store) -> tuple[Status, int, int]:
     return record.status, record.attempts_started, record.interruptions
 
 
+@on("sqlite", fixture="place")
 def test_a_handler_that_leaves_the_program_has_failed(store: Store) -> None:
     """A handler's own SystemExit comes through and counts as an attempt; a message that raises it each time
     ends dead."""
@@ -58,6 +60,7 @@ def test_a_handler_that_leaves_the_program_has_failed(store: Store) -> None:
     assert (counted(store), stored(store).error) == ((Status.DEAD, 2, 0), "SystemExit: 3")
 
 
+@on("sqlite", fixture="place")
 def test_a_program_that_is_told_to_stop_has_not_failed(store: Store, usr1: signal.Signals) -> None:
     """A SystemExit raised by the program's signal handler interrupts the message; no attempt is counted."""
     with pytest.raises(SystemExit):
@@ -65,6 +68,7 @@ def test_a_program_that_is_told_to_stop_has_not_failed(store: Store, usr1: signa
     assert counted(store) == (Status.FAILED, 0, 1)
 
 
+@on("sqlite", fixture="place")
 def test_a_listener_that_is_stopping_has_not_failed(store: Store) -> None:
     """A SystemExit while the listener is stopping interrupts the message; the attempt is not counted."""
     inbox = status_inbox(store)
@@ -82,6 +86,7 @@ def test_a_listener_that_is_stopping_has_not_failed(store: Store) -> None:
         assert counted(store) == expected
 
 
+@both_stores
 def test_interruptions_count_in_the_end(store: Store) -> None:
     """A message that is interrupted too many times is dead after all; an operator's retry resets the
     counts."""
@@ -97,6 +102,7 @@ def test_interruptions_count_in_the_end(store: Store) -> None:
     assert counted(store) == (Status.FAILED, 0, 0)
 
 
+@on("sqlite", fixture="place")
 @in_loop
 async def test_a_cancellation_that_nobody_sent_has_failed(place: Place) -> None:
     """A handler that awaits something else that was cancelled has failed, because its own task was not

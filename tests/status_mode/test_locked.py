@@ -13,6 +13,7 @@ from inbox import AsyncStatusInbox, Event, EventKind, SqlStore, Status, StatusIn
 from inbox.errors import LeaseLost, StoreUnreachable
 from inbox.schema import tables
 from tests.support.database import Database
+from tests.support.on import REMOTE, on
 from tests.support.processes import wait_until
 from tests.support.status_mode.asynchronous import in_loop
 from tests.support.status_mode.locks import locked
@@ -21,14 +22,13 @@ from tests.support.status_mode.stores import CONSUMER, change, end, held, reques
 pytestmark = pytest.mark.mysql
 
 LEASE = 3.0
+on_remote = on(*REMOTE)  # SQLite locks the whole file: nobody else writes at all
 KEYS = ("k1", "k2", "k3")
 
 
 @pytest.fixture
 def engine(migrated: Database) -> Engine:
     """An engine for a database that can lock a row."""
-    if migrated.name == "sqlite":
-        pytest.skip("SQLite locks the whole file: nobody else writes at all")
     return migrated.engine()
 
 
@@ -44,6 +44,7 @@ def check_others(store: SqlStore) -> None:
         assert store.claim(request(key)).verdict is Verdict.IN_FLIGHT
 
 
+@on_remote
 def test_a_locked_row_stops_no_other_heartbeat(engine: Engine) -> None:
     """While one message's row is locked for longer than its lease, the leases of all other messages of the
     process are renewed; only the one message is lost."""
@@ -68,6 +69,7 @@ def test_a_locked_row_stops_no_other_heartbeat(engine: Engine) -> None:
     assert {stored(store, key).status for key in KEYS[1:]} == {Status.CONSUMED}
 
 
+@on_remote
 @in_loop
 async def test_a_locked_row_stops_no_other_task(migrated: Database, engine: Engine) -> None:
     """Async: a locked row stops no other heartbeat, and the handler whose claim is lost is cancelled."""
@@ -86,6 +88,7 @@ async def test_a_locked_row_stops_no_other_task(migrated: Database, engine: Engi
     await asynchronous.dispose()
 
 
+@on_remote
 def test_a_row_that_is_locked_for_a_while(engine: Engine) -> None:
     """A heartbeat that finds the row locked is retried soon, so the message is kept."""
     store = SqlStore(engine)
@@ -101,6 +104,7 @@ def test_a_row_that_is_locked_for_a_while(engine: Engine) -> None:
     assert stored(store, "k1").status is Status.CONSUMED
 
 
+@on_remote
 @pytest.mark.parametrize("status", [Status.FAILED, Status.CONSUMED])
 def test_a_claim_does_not_wait_for_a_locked_row(engine: Engine, status: Status) -> None:
     """A locked row may belong to a running handler: the message is IN_FLIGHT, with a delay, unless it is
@@ -115,6 +119,7 @@ def test_a_claim_does_not_wait_for_a_locked_row(engine: Engine, status: Status) 
     assert stored(store, "k1") == before
 
 
+@on_remote
 def test_a_claim_does_not_wait_for_a_row_that_is_not_committed(engine: Engine) -> None:
     """A row that another transaction has inserted but not committed is IN_FLIGHT; if it is rolled back, the
     message is NEW."""
@@ -130,11 +135,10 @@ def test_a_claim_does_not_wait_for_a_row_that_is_not_committed(engine: Engine) -
     assert store.claim(request("k2")).verdict is Verdict.NEW
 
 
+@on("postgresql", "mariadb")
 def test_a_write_does_not_wait_for_a_locked_row(migrated: Database, engine: Engine) -> None:
     """A handler's write to its own locked message waits longer than a claim, and then raises
     StoreUnreachable; the connection's settings are as before."""
-    if migrated.name == "mysql":
-        pytest.skip("as MariaDB")
     store = SqlStore(engine)
     inbox = status_inbox(store)
     setting = (
@@ -156,6 +160,7 @@ LOCK_TABLE = {
 }
 
 
+@on_remote
 def test_a_locked_table_is_not_waited_for(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A locked table counts as a store that does not answer; no statement is left waiting in the server."""
     monkeypatch.setattr("inbox._status_mode.stores.sql.LONGEST_CALL", 0.5)

@@ -11,10 +11,11 @@ from inbox.errors import CommitLost
 from tests.exactly_once.test_lost_commit import is_commit
 from tests.support import accounts
 from tests.support.database import Database
+from tests.support.on import REMOTE, on
 from tests.support.proxy import TcpProxy
 from tests.support.status_mode.stores import deliver, status_inbox, stored
 
-pytestmark = pytest.mark.mysql
+pytestmark = [pytest.mark.mysql, on(*REMOTE)]
 
 UNENCRYPTED: dict[str, dict[str, Any]] = {
     "psycopg": {"sslmode": "disable"},
@@ -26,8 +27,6 @@ UNENCRYPTED: dict[str, dict[str, Any]] = {
 @pytest.fixture
 def direct(migrated: Database) -> Engine:
     """An engine that bypasses the proxy, for a database with an account."""
-    if migrated.name == "sqlite":
-        pytest.skip("SQLite has no connection that could break")
     engine = migrated.engine()
     accounts.make(engine)
     return engine

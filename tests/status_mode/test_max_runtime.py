@@ -12,6 +12,7 @@ from inbox._status_mode.stores import Store
 from inbox.errors import LeaseLost
 from tests.support import accounts
 from tests.support.database import Database
+from tests.support.on import on
 from tests.support.processes import wait_until
 from tests.support.status_mode.asynchronous import in_loop, inbox_at, recorded
 from tests.support.status_mode.stores import CONSUMER, Place, request, stored
@@ -20,7 +21,7 @@ LEASE = 2.0
 LONGEST = 1.0
 
 
-@pytest.mark.quick("postgresql", "redis")
+@on("sqlite", fixture="place")
 @pytest.mark.parametrize("heartbeat", [True, False], ids=["heartbeat", "no heartbeat"])
 def test_a_handler_that_hangs_loses_its_message(store: Store, *, heartbeat: bool) -> None:
     """After `max_runtime` the claim is lost and an event says why, the next step is not called, another
@@ -50,6 +51,7 @@ def test_a_handler_that_hangs_loses_its_message(store: Store, *, heartbeat: bool
     assert record.token > claim.token
 
 
+@on("sqlite", fixture="place")
 @in_loop
 async def test_an_asynchronous_handler_that_hangs_is_cancelled(place: Place) -> None:
     """Async: after `max_runtime` the handler is cancelled and the block raises LeaseLost; the lease is no
@@ -64,6 +66,7 @@ async def test_an_asynchronous_handler_that_hangs_is_cancelled(place: Place) -> 
     assert recorded(place).status is Status.CONSUMING
 
 
+@on("sqlite", fixture="place")
 def test_a_late_end_counts_if_nobody_has_taken_over(store: Store) -> None:
     """A handler that ends late completes its message if no other worker has taken it over."""
     inbox = StatusInbox(CONSUMER, store=store, lease=60, max_runtime=LONGEST)
@@ -73,6 +76,7 @@ def test_a_late_end_counts_if_nobody_has_taken_over(store: Store) -> None:
     assert stored(store).status is Status.CONSUMED
 
 
+@on("sqlite")
 def test_a_transaction_that_takes_too_long_writes_nothing(migrated: Database) -> None:
     """A step in a transaction that ends after `max_runtime` is rolled back, with what its body wrote."""
     engine = migrated.engine()

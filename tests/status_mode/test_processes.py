@@ -9,6 +9,7 @@ import pytest
 
 from inbox import Status, Verdict
 from inbox._status_mode.stores import Store
+from tests.support.on import both_stores
 from tests.support.processes import CONTEXT, wait_until, workers
 from tests.support.status_mode.stores import Place, change, held, request, stored
 from tests.support.status_mode.worker import (
@@ -84,6 +85,7 @@ def test_a_frozen_worker_can_write_nothing_any_more(place: Place, store: Store) 
     assert {act: stored(store, act) for act in ZOMBIE_ACTS} == successors
 
 
+@both_stores
 def test_a_heartbeat_finds_out_that_the_message_is_lost(place: Place, store: Store) -> None:
     """A worker with heartbeats is frozen past its lease and another one takes the message over: the next
     heartbeat shows that the claim is lost."""
@@ -101,6 +103,7 @@ def test_a_heartbeat_finds_out_that_the_message_is_lost(place: Place, store: Sto
     assert stored(store) == successor
 
 
+@both_stores
 def test_a_token_is_refused_when_the_record_was_forgotten(place: Place, store: Store) -> None:
     """The record is purged while a worker is frozen, and the message is claimed again: the zombie's writes
     are rejected, and the new record is unchanged."""
@@ -121,6 +124,7 @@ def test_a_token_is_refused_when_the_record_was_forgotten(place: Place, store: S
     assert {act: stored(store, act) for act in ZOMBIE_ACTS} == anew
 
 
+@both_stores
 def test_finished_steps_are_not_called_again(place: Place, store: Store, tmp_path: Path) -> None:
     """A worker is killed before, inside or after each step of an order, and the message is redelivered: a
     finished step is not called again; an interrupted step is called a second time if it may be repeated, and
@@ -146,6 +150,7 @@ def test_finished_steps_are_not_called_again(place: Place, store: Store, tmp_pat
         assert stored(store, point).status is Status.CONSUMED
 
 
+@both_stores
 def test_a_message_that_kills_its_workers_ends_dead(place: Place, store: Store) -> None:
     """Attempts that never end count: after `max_attempts` killed workers the message is dead, and the history
     lists each attempt."""
@@ -161,6 +166,7 @@ def test_a_message_that_kills_its_workers_ends_dead(place: Place, store: Store) 
     assert [entry["attempt"] for entry in json.loads(record.history or "")] == [1, 2, 3]
 
 
+@both_stores
 def test_a_worker_that_dies_while_it_undoes_is_followed_by_one_that_goes_on(
     place: Place, store: Store, tmp_path: Path
 ) -> None:
@@ -177,6 +183,7 @@ def test_a_worker_that_dies_while_it_undoes_is_followed_by_one_that_goes_on(
     assert (record.status, record.undos) == (Status.DEAD, 0)
 
 
+@both_stores
 def test_ctrl_c_gives_the_message_back(place: Place, store: Store) -> None:
     """A worker interrupted by Ctrl-C gives its message back: the next delivery runs immediately, as the first
     attempt."""

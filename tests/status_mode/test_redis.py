@@ -7,13 +7,10 @@ from typing import Any
 
 import pytest
 import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from examples.embedded_postgres import ServerProcess, free_port
 from inbox import RedisStore, Status, StatusInbox, Verdict
 from inbox._status_mode.stores import HeldRecord
-from inbox.errors import InvalidOption, StoreUnreachable
 from tests.servers.redis import LocalRedis, program
 from tests.support.present import present
 
@@ -92,38 +89,18 @@ def test_a_late_end_is_kept_for_the_whole_retention(client: "redis.Redis") -> No
     assert client.pttl("inbox:6:orders:a") > 55_000
 
 
-@pytest.mark.parametrize("consumer", ["*", "a?", "[ab]", "a\\", "a:b", "ü", "12:a"])
-def test_names_are_no_patterns(client: "redis.Redis", consumer: str) -> None:
+def test_names_are_no_patterns(client: "redis.Redis") -> None:
     """`list` returns only the consumer's own messages, even if its name contains wildcards."""
     store = RedisStore(client, prefix="in[box]*")
-    for name in (consumer, "a", "ab", "b"):
+    names = ["*", "a?", "[ab]", "a\\", "a:b", "ü", "12:a", "a", "ab", "b"]
+    for name in names:
         with StatusInbox(name, store=store).claim(f"key of {name}"):
             pass
     with StatusInbox("a", store=RedisStore(client, prefix="inbox")).claim("of another prefix"):
         pass
-    assert [record.key for record in store.list(consumer, None, 100)] == [f"key of {consumer}"]
-    assert {record.consumer for record in store.list(None, None, 100)} == {consumer, "a", "ab", "b"}
-
-
-def test_bad_clients(client: "redis.Redis") -> None:
-    """An invalid client or prefix raises one clear error, before anything is sent."""
-    decoding = redis.Redis(decode_responses=True)
-    patient = redis.Redis(socket_timeout=None)
-    refused = ("redis://", "client=str"), (decoding, "decode_responses"), (patient, "socket_timeout=None")
-    for given, name in refused:
-        with pytest.raises(InvalidOption, match=name):
-            RedisStore(given)  # type: ignore[arg-type]
-    with pytest.raises(InvalidOption, match="prefix=''"):
-        RedisStore(client, prefix="")
-
-
-def test_a_redis_that_is_gone() -> None:
-    """An unreachable Redis raises `StoreUnreachable`, without the password."""
-    client = redis.Redis(port=free_port(), password="s3cret", retry=Retry(NoBackoff(), 0))  # noqa: S106 - the test's own
-    store = RedisStore(client)
-    with pytest.raises(StoreUnreachable) as caught, StatusInbox("orders", store=store).claim("a"):
-        raise AssertionError("it ran")
-    assert "s3cret" not in f"{caught.value}{store!r}"
+    for name in names:
+        assert [record.key for record in store.list(name, None, 100)] == [f"key of {name}"]
+    assert {record.consumer for record in store.list(None, None, 100)} == set(names)
 
 
 def _answers(node: Any) -> bool:

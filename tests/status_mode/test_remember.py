@@ -12,6 +12,7 @@ from inbox import EventKind, Verdict, discard
 from inbox._memory import Known, Memory
 from inbox._status_mode.stores import ClaimAnswer, Request, Store
 from inbox.errors import LeaseLost
+from tests.support.on import on
 from tests.support.status_mode.asynchronous import in_loop, inbox_at
 from tests.support.status_mode.stores import CONSUMER, Place, deliver, fail, status_inbox, stored
 
@@ -35,6 +36,7 @@ def asked(store: Store, monkeypatch: pytest.MonkeyPatch) -> Asked:
     return Asked(store, monkeypatch)
 
 
+@on("sqlite", fixture="place")
 def test_a_duplicate_is_answered_without_the_store(store: Store, asked: Asked) -> None:
     """A remembered message is answered without the store, with a copy of the first run's result or as a
     mismatch; monitoring gets the event."""
@@ -54,6 +56,7 @@ def test_a_duplicate_is_answered_without_the_store(store: Store, asked: Asked) -
     assert events[2:] == [EventKind.DUPLICATE] * 2 + [EventKind.MISMATCH, EventKind.DUPLICATE]
 
 
+@on("sqlite", fixture="place")
 def test_what_another_process_has_done_is_remembered(store: Store, asked: Asked) -> None:
     """A message that another process consumed is remembered here after its first duplicate."""
     deliver(status_inbox(store), lambda _: 7, payload="x")
@@ -63,6 +66,7 @@ def test_what_another_process_has_done_is_remembered(store: Store, asked: Asked)
     assert asked.times == 2
 
 
+@on("sqlite", fixture="place")
 def test_only_what_is_done_is_remembered(store: Store, asked: Asked) -> None:
     """Messages that failed, are in flight, or were lost by this process are not remembered and run again; one
     that an operator discarded is a duplicate."""
@@ -86,6 +90,7 @@ def test_only_what_is_done_is_remembered(store: Store, asked: Asked) -> None:
         assert again.is_new
 
 
+@on("sqlite", fixture="place")
 @in_loop
 async def test_asynchronous_inboxes_remember(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """`AsyncStatusInbox` remembers too."""
@@ -99,6 +104,7 @@ async def test_asynchronous_inboxes_remember(place: Place, monkeypatch: pytest.M
         assert asked.times == 0
 
 
+@on("sqlite", fixture="place")
 def test_nothing_is_remembered_unless_asked_for(store: Store, asked: Asked) -> None:
     """By default every delivery asks the store."""
     inbox = status_inbox(store)

@@ -5,6 +5,7 @@ import json
 import sys
 import time
 from datetime import UTC, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,11 +13,12 @@ import pytest
 from inbox import Status, Verdict
 from inbox._status_mode.stores import UNDO_ATTEMPTS, Store
 from inbox._status_mode.stores.records import Judgement, judge
+from tests.support.on import each_on
 from tests.support.status_mode.stores import (
     CONSUMER,
     DIGESTS,
-    ENDS,
     LEASE,
+    NAMES,
     PAYLOAD,
     change,
     end,
@@ -28,6 +30,7 @@ from tests.support.status_mode.stores import (
 
 pytestmark = pytest.mark.mysql
 
+in_each_store = partial(each_on, "sqlite", among=NAMES, fixture="place")
 TOLERANCE = timedelta(seconds=30)
 """What a slow machine may take between two statements; leases here are longer."""
 
@@ -93,14 +96,14 @@ def test_a_failed_message_can_be_taken_at_once(store: Store) -> None:
     assert (second.record.error, second.record.history) == (None, history)
 
 
-@pytest.mark.parametrize(
-    ("status", "verdict"),
-    [
-        (Status.CONSUMED, Verdict.DUPLICATE),
-        (Status.DEAD, Verdict.DEAD),
-        (Status.HALTED, Verdict.HALTED),
-    ],
-)
+SETTLED = [
+    (Status.CONSUMED, Verdict.DUPLICATE),
+    (Status.DEAD, Verdict.DEAD),
+    (Status.HALTED, Verdict.HALTED),
+]
+
+
+@in_each_store("status,verdict", SETTLED, SETTLED[:1])
 def test_what_is_settled_stays_so(store: Store, status: Status, verdict: Verdict) -> None:
     """A consumed, dead or halted message never runs again, and claiming it changes nothing."""
     before = end(store, store.claim(request()), status)
@@ -109,7 +112,7 @@ def test_what_is_settled_stays_so(store: Store, status: Status, verdict: Verdict
     assert answer.record == stored(store) == before
 
 
-@pytest.mark.parametrize("status", [Status.CONSUMING, *ENDS], ids=str)
+@in_each_store("status", [(status,) for status in Status], [(Status.CONSUMED,)])
 def test_another_payload_is_a_mismatch(store: Store, status: Status) -> None:
     """The same key with another digest is MISMATCH, whatever the message's status, and changes nothing."""
     first = store.claim(request(lease=0.0, digest=DIGESTS[0]))
@@ -119,13 +122,13 @@ def test_another_payload_is_a_mismatch(store: Store, status: Status) -> None:
     assert answer.record == stored(store) == before
 
 
-@pytest.mark.parametrize(("first", "second"), [(DIGESTS[0], None), (None, DIGESTS[0])])
-def test_no_payload_matches_any(store: Store, first: bytes | None, second: bytes | None) -> None:
+def test_no_payload_matches_any(store: Store) -> None:
     """A claim without a digest matches any payload, and the stored digest is kept."""
-    store.claim(request(lease=0.0, digest=first))
-    answer = store.claim(request(lease=0.0, digest=second))
-    assert (answer.verdict, answer.record.digest) == (Verdict.NEW, DIGESTS[0])
-    assert store.claim(request(digest=DIGESTS[1])).verdict is Verdict.MISMATCH
+    for key, first, second in (("a", DIGESTS[0], None), ("b", None, DIGESTS[0])):
+        store.claim(request(key, lease=0.0, digest=first))
+        answer = store.claim(request(key, lease=0.0, digest=second))
+        assert (answer.verdict, answer.record.digest) == (Verdict.NEW, DIGESTS[0])
+        assert store.claim(request(key, digest=DIGESTS[1])).verdict is Verdict.MISMATCH
 
 
 def test_attempts_that_never_ended_are_used_up_too(store: Store) -> None:
@@ -178,16 +181,15 @@ def test_a_pending_step_halts_the_message(store: Store) -> None:
     assert stored(store) == record
 
 
-@pytest.mark.parametrize(
-    ("fields", "verdict", "attempts"),
-    [
-        ({"lease": LEASE}, Verdict.IN_FLIGHT, 1),
-        ({"status": Status.CONSUMED, "finished": 1}, Verdict.DUPLICATE, 1),
-        ({"pending_step": "charge"}, Verdict.HALTED, 1),
-        ({"undos": 1}, Verdict.NEW, 2),
-    ],
-    ids=["a heartbeat", "its end", "a step that may not be repeated", "a step to undo"],
-)
+WRITTEN: list[tuple[dict[str, Any], Verdict, int]] = [
+    ({"lease": LEASE}, Verdict.IN_FLIGHT, 1),
+    ({"pending_step": "charge"}, Verdict.HALTED, 1),
+    ({"status": Status.CONSUMED, "finished": 1}, Verdict.DUPLICATE, 1),
+    ({"undos": 1}, Verdict.NEW, 2),
+]
+
+
+@in_each_store("fields,verdict,attempts", WRITTEN, WRITTEN[:2])
 def test_what_is_written_between_look_and_claim_counts(
     store: Store, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], verdict: Verdict, attempts: int
 ) -> None:

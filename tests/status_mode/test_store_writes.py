@@ -8,11 +8,13 @@ import pytest
 
 from inbox import Status, Verdict
 from inbox._status_mode.stores import HeldRecord, Store
+from tests.support.on import each_on
 from tests.support.status_mode.stores import (
     CONSUMER,
     DIGESTS,
     ENDS,
     LEASE,
+    NAMES,
     PAYLOAD,
     change,
     end,
@@ -23,7 +25,14 @@ from tests.support.status_mode.stores import (
 
 pytestmark = pytest.mark.mysql
 
-every_end = pytest.mark.parametrize("status", ENDS, ids=str)
+every_end = each_on(
+    "sqlite",
+    "status",
+    [(status,) for status in ENDS],
+    [(Status.CONSUMED,)],
+    among=NAMES,
+    fixture="place",
+)
 
 
 @every_end

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import sessionmaker
 
@@ -22,13 +22,14 @@ from inbox.errors import (
 )
 from tests.support import accounts
 from tests.support.database import Database
+from tests.support.on import REMOTE, each_on, on
 from tests.support.processes import wait_until
 from tests.support.status_mode.stores import deliver, fail, request, status_inbox, stored
 from tests.support.together import Task
 
 pytestmark = pytest.mark.mysql
 
-sources = pytest.mark.parametrize("source", ["own", "engine", "session"])
+sources = each_on("sqlite", "source", [("own",), ("engine",), ("session",)], [("own",)])
 
 
 @pytest.fixture
@@ -68,6 +69,7 @@ def test_a_step_and_its_writes_are_exactly_once(engine: Engine, inbox: StatusInb
     assert accounts.total(engine) == 1
 
 
+@on("sqlite")
 def test_a_step_that_raises_leaves_nothing(engine: Engine, inbox: StatusInbox) -> None:
     """If the body raises, its writes and the step's record are rolled back, and the next attempt runs the
     step again."""
@@ -109,15 +111,13 @@ ENDINGS: dict[str, Callable[[Any], object]] = {
 }
 
 
-@pytest.mark.parametrize("end", ENDINGS.values(), ids=ENDINGS)
-def test_a_body_that_ends_the_transaction_is_an_error(
-    inbox: StatusInbox, end: Callable[[Any], object]
-) -> None:
+@each_on("sqlite", "end", [(name,) for name in ENDINGS], [("COMMIT as SQL",)])
+def test_a_body_that_ends_the_transaction_is_an_error(inbox: StatusInbox, end: str) -> None:
     """A body that commits or rolls back itself raises TransactionEnded, and the step is not recorded."""
 
     def body(connection: Any) -> None:
         accounts.add(connection)
-        end(connection)
+        ENDINGS[end](connection)
 
     with pytest.raises(TransactionEnded, match=r"^step='book'"):
         deliver(inbox, lambda claim: claim.transact("book", body))
@@ -125,7 +125,8 @@ def test_a_body_that_ends_the_transaction_is_an_error(
     assert (record.status, record.steps) == (Status.FAILED, None)
 
 
-def test_a_result_that_cannot_be_stored_rolls_back(engine: Engine, inbox: StatusInbox) -> None:
+@on("sqlite")
+def test_an_invalid_result_rolls_back(engine: Engine, inbox: StatusInbox) -> None:
     """A result that JSON cannot represent is an error that names the step, and the writes are rolled back."""
 
     def body(connection: Any) -> object:
@@ -198,8 +199,42 @@ def test_an_engine_that_commits_by_itself_is_refused(migrated: Database, source:
     assert stored(store).steps is None
 
 
-@pytest.mark.parametrize("place", ["redis"], indirect=True)
+@on("redis", fixture="place")
 def test_only_a_database_can_commit_with_the_step(store: Store) -> None:
     """A store that is not an SQL database rejects `transact`, and the error says what to use instead."""
     with pytest.raises(InvalidOption, match=r"transact: RedisStore.*use step"):
         deliver(status_inbox(store), lambda claim: claim.transact("book", fail))
+
+
+@on(*REMOTE)  # SQLite has one writer: while a transaction writes nothing else does
+def test_other_messages_keep_their_leases(migrated: Database) -> None:
+    """While a transaction locks its message's record, heartbeats still renew the leases of all other
+    messages, and its own `heartbeat` does not block on its own row."""
+    engine = migrated.engine()
+    accounts.make(engine)
+    inbox = StatusInbox("orders", store=SqlStore(engine), lease=3)
+
+    def slow(connection: Connection) -> None:
+        accounts.add(connection)
+        time.sleep(4)
+        claim.heartbeat()
+        assert (claim.lost, other.lost) == (False, False)
+
+    with inbox.claim("other") as other, inbox.claim("a") as claim:
+        claim.transact("slow", slow)
+        assert not claim.lost
+    assert accounts.total(engine) == 1
+
+
+@on("sqlite")
+def test_no_step_inside_a_transaction(migrated: Database) -> None:
+    """A step inside a transaction is rejected without being called, because it could not be recorded."""
+    inbox = StatusInbox("orders", store=SqlStore(migrated.engine()))
+    with inbox.claim("a") as claim:
+        with pytest.raises(InvalidOption, match="step='inner': step 'outer' is still running"):
+            claim.transact("outer", lambda _: _step(claim))
+        assert claim.step("inner", lambda: 1) == 1
+
+
+def _step(claim: Claim) -> None:
+    claim.step("inner", lambda: pytest.fail("it was called"))
