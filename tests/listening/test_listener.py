@@ -17,6 +17,7 @@ from inbox.errors import (
     StoreUnreachable,
     TablesMissing,
 )
+from tests.support.cases import case
 from tests.support.listeners import Decide, each_listener, in_threads
 
 ACK, RETRY, DEAD_LETTER = Action.ACK, Action.RETRY, Action.DEAD_LETTER
@@ -41,70 +42,60 @@ def raising(error: BaseException) -> Any:
     return handle
 
 
+MEANINGS: list[tuple[Verdict, Exception | None, Action]] = [
+    (Verdict.NEW, None, ACK),
+    (Verdict.DUPLICATE, None, ACK),
+    (Verdict.IN_FLIGHT, None, RETRY),
+    (Verdict.MISMATCH, None, DEAD_LETTER),
+    (Verdict.TOO_OLD, None, DEAD_LETTER),
+    (Verdict.DEAD, None, DEAD_LETTER),
+    (Verdict.HALTED, None, DEAD_LETTER),
+    (Verdict.NEW, ValueError("a"), RETRY),
+    (Verdict.NEW, StoreUnreachable("a"), RETRY),
+    (Verdict.NEW, TablesMissing("a"), RETRY),
+    (Verdict.NEW, GiveUp("a"), RETRY),
+    (Verdict.DEAD, ValueError("a"), DEAD_LETTER),
+    (Verdict.HALTED, ValueError("a"), DEAD_LETTER),
+    (Verdict.NEW, InvalidKey("a"), DEAD_LETTER),
+    (Verdict.NEW, InvalidOption("a"), DEAD_LETTER),
+    (Verdict.NEW, InvalidResult("a"), DEAD_LETTER),
+    (Verdict.NEW, LeaseLost("a"), RETRY),
+    (Verdict.DEAD, LeaseLost("a"), RETRY),
+    (Verdict.DUPLICATE, ValueError("a"), RETRY),
+]
+
+
 @each_listener
-@pytest.mark.parametrize(
-    ("verdict", "error", "action"),
-    [
-        (Verdict.NEW, None, ACK),
-        (Verdict.DUPLICATE, None, ACK),
-        (Verdict.IN_FLIGHT, None, RETRY),
-        (Verdict.MISMATCH, None, DEAD_LETTER),
-        (Verdict.TOO_OLD, None, DEAD_LETTER),
-        (Verdict.DEAD, None, DEAD_LETTER),
-        (Verdict.HALTED, None, DEAD_LETTER),
-        (Verdict.NEW, ValueError("a"), RETRY),
-        (Verdict.NEW, StoreUnreachable("a"), RETRY),
-        (Verdict.NEW, TablesMissing("a"), RETRY),
-        (Verdict.NEW, GiveUp("a"), RETRY),
-        (Verdict.DEAD, ValueError("a"), DEAD_LETTER),
-        (Verdict.HALTED, ValueError("a"), DEAD_LETTER),
-        (Verdict.NEW, InvalidKey("a"), DEAD_LETTER),
-        (Verdict.NEW, InvalidOption("a"), DEAD_LETTER),
-        (Verdict.NEW, InvalidResult("a"), DEAD_LETTER),
-        (Verdict.NEW, LeaseLost("a"), RETRY),
-        (Verdict.DEAD, LeaseLost("a"), RETRY),
-        (Verdict.DUPLICATE, ValueError("a"), RETRY),
-    ],
-    ids=lambda each: type(each).__name__ if isinstance(each, Exception) else None,
-)
-def test_what_an_outcome_means(
-    decide: Decide, verdict: Verdict, error: Exception | None, action: Action
-) -> None:
+def test_what_an_outcome_means(decide: Decide) -> None:
     """A message is acknowledged only if it took effect. A message that can never succeed is a dead letter,
     and any other is delivered again. The decision contains the outcome, and its reason names the verdict or
     the error."""
-    outcome = Outcome(verdict, error=error)
-    (decision,) = decide(["m"], lambda _: outcome)
-    assert decision.action is action
-    assert decision.outcome is outcome
-    assert (type(error).__name__ if error else verdict) in decision.reason
+    outcomes = [Outcome(verdict, error=error) for verdict, error, _ in MEANINGS]
+    decisions = decide(outcomes, lambda outcome: outcome)
+    for (verdict, error, action), outcome, decision in zip(MEANINGS, outcomes, decisions, strict=True):
+        with case(outcome):
+            assert decision.action is action
+            assert decision.outcome is outcome
+            assert (type(error).__name__ if error else verdict) in decision.reason
 
 
 @each_listener
-@pytest.mark.parametrize(
-    ("error", "verdict", "action"),
-    [
+def test_what_a_handler_raises(decide: Decide, caplog: pytest.LogCaptureFixture) -> None:
+    """An exception appears in the decision's outcome, and in the log with its traceback."""
+    for error, verdict, action in (
         (ValueError("a"), Verdict.NEW, RETRY),
         (LeaseLost("a"), Verdict.NEW, RETRY),
         (InvalidKey("a"), Verdict.NEW, DEAD_LETTER),
         (GiveUp("a"), Verdict.DEAD, DEAD_LETTER),
-    ],
-)
-def test_what_a_handler_raises(
-    decide: Decide,
-    error: Exception,
-    verdict: Verdict,
-    action: Action,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """An exception appears in the decision's outcome, and in the log with its traceback."""
-    (decision,) = decide(["m"], raising(error))
-    assert decision.action is action
-    assert decision.outcome == Outcome(verdict, error=error)
-    (record,) = caplog.records
-    assert (record.name, record.levelno) == ("inbox.listener", logging.WARNING)
-    assert record.exc_info is not None
-    assert record.exc_info[1] is error
+    ):
+        caplog.clear()
+        (decision,) = decide(["m"], raising(error))
+        assert decision.action is action
+        assert decision.outcome == Outcome(verdict, error=error)
+        (record,) = caplog.records
+        assert (record.name, record.levelno) == ("inbox.listener", logging.WARNING)
+        assert record.exc_info is not None
+        assert record.exc_info[1] is error
 
 
 @each_listener
@@ -185,15 +176,16 @@ def test_a_dead_letter_that_cannot_be_put_away_comes_again(
 
 
 @each_listener
-@pytest.mark.parametrize("key", [raising(KeyError("id")), lambda _: []], ids=["raises", "not hashable"])
-def test_a_message_without_a_usable_key_does_not_run(decide: Decide, key: Any) -> None:
-    """A message whose key cannot be determined does not run: the listener cannot tell which messages may run
-    at the same time."""
+def test_a_message_without_a_usable_key_does_not_run(decide: Decide) -> None:
+    """A message whose key cannot be determined, or is not hashable, does not run: the listener cannot tell
+    which messages may run at the same time."""
     seen = Seen()
-    (decision,) = decide(["m"], seen, key=key)
-    assert decision.action is RETRY
-    assert decision.outcome is not None
-    assert isinstance(decision.outcome.error, KeyError | TypeError)
+    keys: list[tuple[Any, type[Exception]]] = [(raising(KeyError("id")), KeyError), (lambda _: [], TypeError)]
+    for key, error in keys:
+        (decision,) = decide(["m"], seen, key=key)
+        assert decision.action is RETRY
+        assert decision.outcome is not None
+        assert isinstance(decision.outcome.error, error)
     assert seen == []
 
 
@@ -266,9 +258,9 @@ def test_context_variables_of_calls_do_not_mix() -> None:
 
 
 @pytest.mark.parametrize("kind", [Listener, AsyncListener])
-@pytest.mark.parametrize(
-    "options",
-    [
+def test_invalid_options(kind: Any) -> None:
+    """An invalid option raises an error that names it."""
+    invalid: list[dict[str, Any]] = [
         {"order": "random"},
         {"concurrency": 0},
         {"order": "in_order", "concurrency": 2},
@@ -281,13 +273,10 @@ def test_context_variables_of_calls_do_not_mix() -> None:
         {"grace": -1},
         {"too_old": "retry"},
         {"dead_letter": True},
-    ],
-    ids=lambda options: ",".join(options),
-)
-def test_invalid_options(kind: Any, options: dict[str, Any]) -> None:
-    """A wrong option raises an error that names it."""
-    with pytest.raises(InvalidOption, match=f"^{list(options)[-1]}="):
-        kind(**options)
+    ]
+    for options in invalid:
+        with case(options), pytest.raises(InvalidOption, match=f"^{list(options)[-1]}="):
+            kind(**options)
 
 
 def test_an_asynchronous_handler_is_for_the_other_listener() -> None:

@@ -9,6 +9,7 @@ from sqlalchemy.exc import OperationalError
 
 from inbox import Action, Outcome, Verdict
 from inbox.errors import GiveUp, LeaseLost, StoreUnreachable, TablesMissing
+from tests.support.cases import case
 from tests.support.listeners import Decide, Fault, each_listener
 
 FAILED = Outcome(Verdict.NEW, error=Fault("a bug"))
@@ -36,30 +37,30 @@ def test_a_message_that_fails_too_often(decide: Decide) -> None:
     assert failures == {"bad": 2}
 
 
-@pytest.mark.parametrize(
-    "outcome",
-    [
-        Outcome(Verdict.NEW),
-        Outcome(Verdict.IN_FLIGHT),
-        Outcome(Verdict.NEW, error=StoreUnreachable("away")),
-        Outcome(Verdict.NEW, error=OperationalError("SELECT", {}, Exception(), connection_invalidated=True)),
-        Outcome(Verdict.NEW, error=TablesMissing("inbox")),
-        Outcome(Verdict.NEW, error=LeaseLost("somebody else's")),
-        Outcome(Verdict.NEW, None, 5.0, Fault("counted")),
-        Outcome(Verdict.DEAD, error=Fault("counted")),
-        Outcome(Verdict.DEAD, error=GiveUp("by itself")),
-    ],
-    ids=repr,
-)
+NO_FAILURES = [
+    Outcome(Verdict.NEW),
+    Outcome(Verdict.IN_FLIGHT),
+    Outcome(Verdict.NEW, error=StoreUnreachable("away")),
+    Outcome(Verdict.NEW, error=OperationalError("SELECT", {}, Exception(), connection_invalidated=True)),
+    Outcome(Verdict.NEW, error=TablesMissing("inbox")),
+    Outcome(Verdict.NEW, error=LeaseLost("somebody else's")),
+    Outcome(Verdict.NEW, None, 5.0, Fault("counted")),
+    Outcome(Verdict.DEAD, error=Fault("counted")),
+    Outcome(Verdict.DEAD, error=GiveUp("by itself")),
+]
+
+
 @each_listener
-def test_what_is_no_failure(decide: Decide, outcome: Outcome) -> None:
+def test_what_is_no_failure(decide: Decide) -> None:
     """An outcome that is not a failure of the handler is decided in the same way with `max_attempts`: an
     error of the database, a failure that the inbox has counted itself, and anything that ends the message in
     any case."""
-    assert not outcome.is_failure
-    free = decide(["m"], lambda _: outcome)
-    bounded = decide(["m"], lambda _: outcome, failures=lambda _: 100, max_attempts=1)
-    assert [(each.action, each.reason) for each in bounded] == [(each.action, each.reason) for each in free]
+    free = decide(NO_FAILURES, lambda outcome: outcome)
+    bounded = decide(NO_FAILURES, lambda outcome: outcome, failures=lambda _: 100, max_attempts=1)
+    for outcome, one, other in zip(NO_FAILURES, free, bounded, strict=True):
+        with case(outcome):
+            assert not outcome.is_failure
+            assert (other.action, other.reason) == (one.action, one.reason)
 
 
 @each_listener
@@ -92,16 +93,12 @@ def test_a_message_whose_key_fails(decide: Decide) -> None:
 
 
 @each_listener
-@pytest.mark.parametrize("answer", [ZeroDivisionError(), "many"], ids=repr)
-def test_failures_may_fail(decide: Decide, answer: object, caplog: pytest.LogCaptureFixture) -> None:
+def test_failures_may_fail(decide: Decide, caplog: pytest.LogCaptureFixture) -> None:
     """If `failures` raises or returns nonsense, the listener assumes no earlier failures, and the log says
     so."""
-
-    def failures(_: object) -> Any:
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    (decision,) = decide(["m"], lambda _: FAILED, failures=failures, max_attempts=2)
-    assert decision.action is Action.RETRY
-    assert "failures= raised an error, using 0" in caplog.text
+    wrong: list[Any] = [{}.__getitem__, lambda _: "many"]
+    for failures in wrong:
+        caplog.clear()
+        (decision,) = decide(["m"], lambda _: FAILED, failures=failures, max_attempts=2)
+        assert decision.action is Action.RETRY
+        assert "failures= raised an error, using 0" in caplog.text

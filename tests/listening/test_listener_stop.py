@@ -287,32 +287,32 @@ def test_signals_are_for_the_main_thread() -> None:
 
 
 @both_kinds
-def test_sigterm_in_the_middle_of_a_batch(migrated: Database, kind: str) -> None:
+def test_sigterm_in_the_middle_of_a_batch(postgres: Database, kind: str) -> None:
     """A process that receives SIGTERM during its third message finishes it, gives back the rest and exits
     with 0. When the rest is delivered again, every message has taken effect once."""
-    engine = migrated.engine()
+    engine = postgres.engine()
     accounts.make(engine, NAMES)
-    decisions, acknowledged = terminated(migrated, kind, "patient")
+    decisions, acknowledged = terminated(postgres, kind, "patient")
     assert [action for action, *_ in decisions] == ["ack"] * 3 + ["retry"] * 3
     assert decisions[3:] == [["retry", 0, GIVEN_BACK.reason]] * 3
     assert acknowledged == 3
     assert accounts.totals(engine) == {name: int(name in NAMES[:3]) for name in NAMES}
-    assert deliver_again(migrated, decisions) == ["new"] * 3
+    assert deliver_again(postgres, decisions) == ["new"] * 3
     assert accounts.totals(engine) == dict.fromkeys(NAMES, 1)
 
 
 @both_kinds
-def test_sigterm_in_a_message_that_never_ends(migrated: Database, kind: str) -> None:
+def test_sigterm_in_a_message_that_never_ends(postgres: Database, kind: str) -> None:
     """A message that never ends delays the process's exit by no more than the grace, and takes effect when it
     is delivered again."""
-    engine = migrated.engine()
+    engine = postgres.engine()
     accounts.make(engine, NAMES)
-    decisions, acknowledged = terminated(migrated, kind, "stuck")
+    decisions, acknowledged = terminated(postgres, kind, "stuck")
     assert [action for action, *_ in decisions] == ["ack"] * 2 + ["retry"] * 4
     assert "after the stop" in decisions[2][2]
     assert acknowledged == 2
     assert accounts.totals(engine) == {name: int(name in NAMES[:2]) for name in NAMES}
-    assert deliver_again(migrated, decisions) == ["new"] * 4
+    assert deliver_again(postgres, decisions) == ["new"] * 4
     assert accounts.totals(engine) == dict.fromkeys(NAMES, 1)
 
 
