@@ -1,4 +1,4 @@
-"""What the commands do on every database."""
+"""What the commands do."""
 
 import json
 import os
@@ -19,10 +19,9 @@ from inbox.schema import REVISION, metadata, tables
 from tests.support.cli import as_json, error, fill, inbox_outbox, line, succeeded
 from tests.support.database import Database
 from tests.support.inspection import snapshot
+from tests.support.on import each_on, on
 from tests.support.program import ROOT
 from tests.support.script import run_script
-
-pytestmark = pytest.mark.quick("postgresql", "sqlite")
 
 MESSAGE = tables().message
 TWO_WEEKS = timedelta(days=14)
@@ -34,6 +33,7 @@ def count(database: Database) -> int:
         return connection.execute(select(func.count()).select_from(MESSAGE)).scalar_one()
 
 
+@on("postgresql", "sqlite")
 def test_migrate(database: Database) -> None:
     """`migrate` creates the tables and prints their revision; `--to base` removes them."""
     up = inbox_outbox("migrate", url=database.url)
@@ -44,6 +44,7 @@ def test_migrate(database: Database) -> None:
     assert inspect(database.engine()).get_table_names() == []
 
 
+@on("postgresql", "sqlite")
 def test_migrate_prints_sql(database: Database) -> None:
     """`migrate --sql` changes nothing; the SQL that it prints creates the tables as they are declared."""
     script = succeeded(inbox_outbox("migrate", "--sql", url=database.url))
@@ -57,7 +58,7 @@ def test_migrate_prints_sql(database: Database) -> None:
     assert made == snapshot(engine)
 
 
-@pytest.mark.parametrize("way", [[], ["--sql"]])
+@each_on("postgresql", "way", [([],), (["--sql"],)], [([],)], among=["sqlite"])
 def test_a_schema(database: Database, way: list[str]) -> None:
     """On PostgreSQL `--schema` puts the tables into a schema, and all commands find them there; on other
     databases it is a usage error."""
@@ -77,21 +78,21 @@ def test_a_schema(database: Database, way: list[str]) -> None:
         succeeded(inbox_outbox("inbox", *command, "--schema", "my app", url=database.url))
 
 
-def test_status(migrated: Database) -> None:
+def test_status(postgres: Database) -> None:
     """`inbox status` prints one line for each consumer: rows, rate, age and size."""
-    fill(migrated.engine(), 3, TWO_WEEKS)
-    fill(migrated.engine(), 1234, consumer="shipping")
-    lines = succeeded(inbox_outbox("inbox", "status", url=migrated.url)).splitlines()
+    fill(postgres.engine(), 3, TWO_WEEKS)
+    fill(postgres.engine(), 1234, consumer="shipping")
+    lines = succeeded(inbox_outbox("inbox", "status", url=postgres.url)).splitlines()
     billing, shipping = ([cell.strip() for cell in each.split("│")[1:-1]] for each in lines[3:5])
     assert billing[:5] == ["billing", "3", "0", "14 d ago", "14 d ago"]
     assert shipping[:3] == ["shipping", "1,234", "1,234"]
 
 
-def test_status_as_json(migrated: Database) -> None:
+def test_status_as_json(postgres: Database) -> None:
     """`inbox status --json` prints objects with the field names of `ConsumerStatus` and times in ISO 8601."""
-    assert as_json(inbox_outbox("inbox", "status", "--json", url=migrated.url)) == []
-    fill(migrated.engine(), 3, TWO_WEEKS)
-    (only,) = as_json(inbox_outbox("inbox", "status", "--json", url=migrated.url))
+    assert as_json(inbox_outbox("inbox", "status", "--json", url=postgres.url)) == []
+    fill(postgres.engine(), 3, TWO_WEEKS)
+    (only,) = as_json(inbox_outbox("inbox", "status", "--json", url=postgres.url))
     assert only["consumer"] == "billing"
     assert (only["rows"], only["rows_last_hour"]) == (3, 0)
     assert only["bytes"] > 0
@@ -99,48 +100,48 @@ def test_status_as_json(migrated: Database) -> None:
     assert abs(age - TWO_WEEKS) < timedelta(minutes=5)
 
 
-def test_show(migrated: Database) -> None:
+def test_show(postgres: Database) -> None:
     """`inbox show` prints everything that is stored about one message, in full, whatever its length and
     characters."""
     consumer, key = "bill[b]ing", "[red]" + "long-" * 100 + "\x1b[2J"
-    with Inbox(consumer).transaction(migrated.engine(), key, payload=b"1") as work:
+    with Inbox(consumer).transaction(postgres.engine(), key, payload=b"1") as work:
         work.result = {"invoice": 7}
-    output = succeeded(inbox_outbox("inbox", "show", consumer, key, url=migrated.url))
+    output = succeeded(inbox_outbox("inbox", "show", consumer, key, url=postgres.url))
     for value in (consumer, key.replace("\x1b", "\\x1b"), '{"invoice":7}'):
         assert f" {value} " in output
-    stored = as_json(inbox_outbox("inbox", "show", consumer, key, "--json", url=migrated.url))
+    stored = as_json(inbox_outbox("inbox", "show", consumer, key, "--json", url=postgres.url))
     assert (stored["consumer"], stored["key"]) == (consumer, key)
     assert json.loads(stored["result"]) == {"invoice": 7}
     assert len(stored["claim"]) == len(stored["digest"]) == 32
 
 
-def test_show_finds_a_key_of_parts(migrated: Database) -> None:
+def test_show_finds_a_key_of_parts(postgres: Database) -> None:
     """A key given as a tuple is found by its stored form, a JSON array."""
-    with migrated.engine().begin() as connection:
+    with postgres.engine().begin() as connection:
         Inbox("billing").accept(connection, ("order", 1))
-    stored = as_json(inbox_outbox("inbox", "show", "billing", '["order",1]', "--json", url=migrated.url))
+    stored = as_json(inbox_outbox("inbox", "show", "billing", '["order",1]', "--json", url=postgres.url))
     assert stored["key"] == '["order",1]'
 
 
-def test_show_an_unknown_message(migrated: Database) -> None:
+def test_show_an_unknown_message(postgres: Database) -> None:
     """If the inbox does not know the message, the exit code is 3, also with `--json`."""
     for options in ([], ["--json"]):
-        done = inbox_outbox("inbox", "show", "billing", "order-1", *options, url=migrated.url)
+        done = inbox_outbox("inbox", "show", "billing", "order-1", *options, url=postgres.url)
         assert done.returncode == 3
         assert error(done) == "consumer 'billing' has not taken 'order-1'"
 
 
-def test_purge(migrated: Database) -> None:
+def test_purge(postgres: Database) -> None:
     """`inbox purge` deletes rows older than the retention, and prints how many."""
-    fill(migrated.engine(), 7, TWO_WEEKS)
-    fill(migrated.engine(), 2, timedelta(days=2), "shipping")
-    output = succeeded(inbox_outbox("inbox", "purge", "--batch", "3", url=migrated.url))
+    fill(postgres.engine(), 7, TWO_WEEKS)
+    fill(postgres.engine(), 2, timedelta(days=2), "shipping")
+    output = succeeded(inbox_outbox("inbox", "purge", "--batch", "3", url=postgres.url))
     assert output.startswith("7 rows deleted in 3 batches, ")
     options = ["--older-than", "1d", "--consumer", "billing"]
-    assert as_json(inbox_outbox("inbox", "purge", *options, "--json", url=migrated.url))["rows"] == 0
-    done = as_json(inbox_outbox("inbox", "purge", "--older-than", "36h", "--json", url=migrated.url))
+    assert as_json(inbox_outbox("inbox", "purge", *options, "--json", url=postgres.url))["rows"] == 0
+    done = as_json(inbox_outbox("inbox", "purge", "--older-than", "36h", "--json", url=postgres.url))
     assert (done["rows"], done["batches"], done["finished"]) == (2, 1, True)
-    assert count(migrated) == 0
+    assert count(postgres) == 0
 
 
 def test_policies(postgres: Database) -> None:
@@ -182,10 +183,10 @@ def test_purge_up_to_the_oldest_unconsumed(postgres: Database, zone: object) -> 
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
-def test_purge_out_of_budget(migrated: Database, options: list[str]) -> None:
+def test_purge_out_of_budget(postgres: Database, options: list[str]) -> None:
     """If the budget ends before the work does, the exit code is 4, and the report is still printed."""
-    fill(migrated.engine(), 7, TWO_WEEKS)
-    done = inbox_outbox("inbox", "purge", "--budget", "0s", *options, url=migrated.url)
+    fill(postgres.engine(), 7, TWO_WEEKS)
+    done = inbox_outbox("inbox", "purge", "--budget", "0s", *options, url=postgres.url)
     assert (done.returncode, done.stderr) == (4, "")
     assert "0 rows deleted" in done.stdout or json.loads(done.stdout)["finished"] is False
 
@@ -223,9 +224,9 @@ def test_ctrl_c(postgres: Database) -> None:
     assert 0 < count(postgres) < 3_000
 
 
-def test_the_environment_names_the_database(migrated: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_names_the_database(postgres: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """INBOX_OUTBOX_URL is used if `--url` is not given; `--url` takes precedence."""
-    url = migrated.url.render_as_string(hide_password=False)
+    url = postgres.url.render_as_string(hide_password=False)
     monkeypatch.setenv("INBOX_OUTBOX_URL", url)
     assert as_json(inbox_outbox("inbox", "status", "--json")) == []
     monkeypatch.setenv("INBOX_OUTBOX_URL", "sqlite:////nowhere/at-all.db")
@@ -250,10 +251,10 @@ def test_help(arguments: list[str]) -> None:
     assert "Exit codes" in output or arguments
 
 
-def test_library_and_command_agree(migrated: Database) -> None:
+def test_library_and_command_agree(postgres: Database) -> None:
     """The commands print what `inbox.status` and `inbox.show` return."""
-    fill(migrated.engine(), 2)
-    (row,) = inbox.status(migrated.engine())
-    (printed,) = as_json(inbox_outbox("inbox", "status", "--json", url=migrated.url))
+    fill(postgres.engine(), 2)
+    (row,) = inbox.status(postgres.engine())
+    (printed,) = as_json(inbox_outbox("inbox", "status", "--json", url=postgres.url))
     assert row.newest is not None
     assert (printed["newest"], printed["bytes"]) == (row.newest.isoformat(), row.bytes)

@@ -11,6 +11,7 @@ from examples.embedded_postgres import free_port
 from inbox_outbox_base.errors import secrets
 from tests.support.cli import Done, error, in_this_process, inbox_outbox, line
 from tests.support.database import Database
+from tests.support.on import BOTH_MYSQL, each_on, on
 from tests.support.program import ROOT
 
 SECRET = "s3cr3t-P@ss/w:ord%"  # noqa: S105 - of nobody
@@ -46,12 +47,16 @@ def judged(done: Done, code: int) -> str:
     return message
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@each_on(
+    "postgresql",
+    "command",
+    [(command,) for command in COMMANDS],
+    [(["inbox", "status"],)],
+    among=BOTH_MYSQL,
+)
 def test_a_wrong_password(database: Database, command: list[str]) -> None:
     """If the server rejects the login, the exit code is 1, and the error has the server's message and its
     address."""
-    if database.name == "sqlite":
-        pytest.skip("SQLite has no passwords")
     url = database.url.set(username="nobody_here", password=SECRET)
     message = refused(*command, url=url, code=1)
     assert "nobody_here" in message
@@ -71,6 +76,7 @@ def test_a_file_that_cannot_be_opened() -> None:
     assert "unable to open" in refused("migrate", url="sqlite:////nowhere/at-all.db", code=1)
 
 
+@on("sqlite")
 def test_missing_tables(database: Database) -> None:
     """If the tables are missing, the error names the command that creates them; the exit code is 1. (`relay`
     is left out: it writes log lines first.)"""

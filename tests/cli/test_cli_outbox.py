@@ -9,24 +9,24 @@ from sqlalchemy import Engine, update
 import outbox
 from inbox import Inbox
 from outbox import Envelope, Outcome, Refused, Unavailable
+from tests.support.cases import case
 from tests.support.cli import Done, as_json, error, in_this_process, succeeded
 from tests.support.database import Database
+from tests.support.on import on
 from tests.support.outbox_publishers import ACCEPTED, TABLES, Recorder, count, dead, publish, relay
-
-pytestmark = pytest.mark.quick("postgresql", "sqlite")
 
 Run = Callable[..., Done]
 
 
 @pytest.fixture
-def engine(migrated: Database) -> Engine:
-    return migrated.engine()
+def engine(postgres: Database) -> Engine:
+    return postgres.engine()
 
 
 @pytest.fixture
-def run(migrated: Database) -> Run:
+def run(postgres: Database) -> Run:
     """A function that runs a command on the test's database."""
-    url = migrated.url.render_as_string(hide_password=False)
+    url = postgres.url.render_as_string(hide_password=False)
     return lambda *arguments: in_this_process(*arguments, url=url)
 
 
@@ -184,51 +184,52 @@ def test_audit_without_a_record(engine: Engine, run: Run) -> None:
     )
 
 
-def test_audit_of_an_inbox_elsewhere(engine: Engine, run: Run, migrated: Database) -> None:
+def test_audit_of_an_inbox_elsewhere(engine: Engine, run: Run, postgres: Database) -> None:
     """`--inbox-url` gives the consumer's database."""
     publish(engine, "a1")
     relay(engine, Recorder(), keep_sent=60)
     with engine.begin() as connection:
         Inbox("billing").accept(connection, "a")
-    there = migrated.url.render_as_string(hide_password=False)
+    there = postgres.url.render_as_string(hide_password=False)
     found = as_json(
         run("audit", "--topic", "orders", "--consumer", "billing", "--inbox-url", there, "--json")
     )
     assert found["taken"] == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["peek", "--limit", "0"], "limit=0: expected a whole number"),
-        (["peek", "--state", "lost"], "--state"),
-        (["peek", "--dead", "--state", "held"], "--dead, --state='held': expected one of the two"),
-        (["retry"], "expected the id of a message, or --all"),
-        (["retry", "1", "--all", "dead"], "expected the id of a message, or --all"),
-        (["retry", "1", "--topic", "a"], "--topic, --key: expected only with --all"),
-        (["retry", "--all", "pending"], "state='pending': expected dead, held"),
-        (["drop"], "expected the id of a message, or --dead-older-than"),
-        (["drop", "1", "--topic", "a"], "--topic: expected only with --dead-older-than"),
-        (["drop", "--dead-older-than", "1w"], "--dead-older-than='1w': expected a time such as 30s"),
-        (["pause", ""], "topic='': 0 bytes"),
-        (["buckets", "--count", "0"], "count=0: expected a whole number"),
-        (["relay"], "Missing option '--to'"),
-        (["relay", "--to", "nats://user:s3cr3t@host"], "--to: expected amqp://user@host/vhost"),
-        (["relay", "--to", "amqp://"], "--to: expected amqp://"),
-        (["relay", "--to", "amqp://host", "--lease", "0s"], "lease="),
-        (["relay", "--to", "amqp://host", "--after-dead", "stop"], "--after-dead"),
-        (["relay", "--to", "kafka://host:1", "--exchange", "e"], "only RabbitMQ has exchanges"),
-        (["relay", "--to", "kafka://host:1?no.such.setting=s3cr3t"], "no.such.setting"),
-    ],
-)
-def test_wrong_usage(postgres: Database, arguments: list[str], said: str) -> None:
+WRONG: list[tuple[list[str], str]] = [
+    (["peek", "--limit", "0"], "limit=0: expected a whole number"),
+    (["peek", "--state", "lost"], "--state"),
+    (["peek", "--dead", "--state", "held"], "--dead, --state='held': expected one of the two"),
+    (["retry"], "expected the id of a message, or --all"),
+    (["retry", "1", "--all", "dead"], "expected the id of a message, or --all"),
+    (["retry", "1", "--topic", "a"], "--topic, --key: expected only with --all"),
+    (["retry", "--all", "pending"], "state='pending': expected dead, held"),
+    (["drop"], "expected the id of a message, or --dead-older-than"),
+    (["drop", "1", "--topic", "a"], "--topic: expected only with --dead-older-than"),
+    (["drop", "--dead-older-than", "1w"], "--dead-older-than='1w': expected a time such as 30s"),
+    (["pause", ""], "topic='': 0 bytes"),
+    (["buckets", "--count", "0"], "count=0: expected a whole number"),
+    (["relay"], "Missing option '--to'"),
+    (["relay", "--to", "nats://user:s3cr3t@host"], "--to: expected amqp://user@host/vhost"),
+    (["relay", "--to", "amqp://"], "--to: expected amqp://"),
+    (["relay", "--to", "amqp://host", "--lease", "0s"], "lease="),
+    (["relay", "--to", "amqp://host", "--after-dead", "stop"], "--after-dead"),
+    (["relay", "--to", "kafka://host:1", "--exchange", "e"], "only RabbitMQ has exchanges"),
+    (["relay", "--to", "kafka://host:1?no.such.setting=s3cr3t"], "no.such.setting"),
+]
+
+
+def test_wrong_usage(run: Run) -> None:
     """A wrong option is a usage error with exit code 2, in one line that names the option and contains no
     password."""
-    done = in_this_process("outbox", *arguments, url=postgres.url.render_as_string(hide_password=False))
-    message = error(done)
-    assert said in message
-    assert "s3cr3t" not in message
-    assert done.returncode == 2
+    for arguments, said in WRONG:
+        with case(arguments):
+            done = run("outbox", *arguments)
+            message = error(done)
+            assert said in message
+            assert "s3cr3t" not in message
+            assert done.returncode == 2
 
 
 def test_settings_that_break_the_promise(postgres: Database) -> None:
@@ -244,6 +245,7 @@ def test_settings_that_break_the_promise(postgres: Database) -> None:
         assert done.returncode == 1
 
 
+@on("sqlite")
 def test_missing_tables(database: Database) -> None:
     """If the tables are missing, the error names the command that creates them; the exit code is 1."""
     url = database.url.render_as_string(hide_password=False)

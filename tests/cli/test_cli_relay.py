@@ -28,18 +28,17 @@ LIFE = ["starts:", "is", "owns", "has"]
 
 
 @pytest.fixture
-def engine(migrated: Database) -> Engine:
-    return migrated.engine()
+def engine(postgres: Database) -> Engine:
+    return postgres.engine()
 
 
-@pytest.mark.quick("postgresql")
-def test_drain(engine: Engine, migrated: Database, queues: Queues) -> None:
+def test_drain(engine: Engine, postgres: Database, queues: Queues) -> None:
     """`drain` sends everything that can be sent, and ends; the report has the counts."""
     queue = queues.new()
     publish(engine, "a1", "a2", "b1", "-1", topic=queue)
     publish(engine, "c1", topic=queue, headers=REFUSED)
     arguments = "--to", queues.url, "--keep-sent", "1h", "--json"
-    done = inbox_outbox("outbox", "drain", *arguments, url=migrated.url)
+    done = inbox_outbox("outbox", "drain", *arguments, url=postgres.url)
     assert done.returncode == 0
     found = json.loads(done.stdout)
     assert (found["sent"], found["refused"], found["left"]) == (4, 1, 0)
@@ -51,7 +50,7 @@ def test_drain(engine: Engine, migrated: Database, queues: Queues) -> None:
     assert count(engine, TABLES.sent) == 4
 
 
-def test_drain_leaves_what_cannot_leave(engine: Engine, migrated: Database, queues: Queues) -> None:
+def test_drain_leaves_what_cannot_leave(engine: Engine, postgres: Database, queues: Queues) -> None:
     """`drain` does not wait for held or paused messages: they stay, and the exit code is 4."""
     queue = queues.new()
     publish(engine, "a1", topic=queue, headers=REFUSED)
@@ -59,19 +58,19 @@ def test_drain_leaves_what_cannot_leave(engine: Engine, migrated: Database, queu
     publish(engine, "c1", topic="paused")
     outbox.pause(engine, "paused")
     options = "--to", queues.url, "--after-dead", "hold"
-    done = inbox_outbox("outbox", "drain", *options, url=migrated.url)
+    done = inbox_outbox("outbox", "drain", *options, url=postgres.url)
     assert done.returncode == 4
     assert done.stdout.startswith("1 messages sent, 1 refused, 0 failed sends, in ")
     assert done.stdout.endswith("; 3 left\n")
     assert queues.bodies(queue) == ["b1"]
 
 
-def test_drain_gives_up(engine: Engine, migrated: Database) -> None:
+def test_drain_gives_up(engine: Engine, postgres: Database) -> None:
     """If no broker answers, `drain` stops after its timeout, with exit code 4 and without showing a
     password."""
     publish(engine, "a1")
     to = f"amqp://guest:s3cr3t@127.0.0.1:{free_port()}"
-    done = inbox_outbox("outbox", "drain", "--to", to, "--timeout", "1s", url=migrated.url)
+    done = inbox_outbox("outbox", "drain", "--to", to, "--timeout", "1s", url=postgres.url)
     assert done.returncode == 4
     assert done.stdout.endswith("; 1 left\n")
     assert "s3cr3t" not in done.stdout + done.stderr
@@ -90,13 +89,12 @@ def test_drain_to_kafka(postgres: Database, topics: Topics) -> None:
     assert values(topics.log(topic)) == ["a1", "a2"]
 
 
-@pytest.mark.quick("postgresql")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_relay(engine: Engine, migrated: Database, queues: Queues, number: signal.Signals) -> None:
+def test_relay(engine: Engine, postgres: Database, queues: Queues, number: signal.Signals) -> None:
     """`relay` sends messages to the broker as they are published. On a signal it ends cleanly, and its
     buckets are free immediately."""
     queue = queues.new()
-    command = line("outbox", "relay", "--to", queues.url, "--name", "one", "--poll", "1s", url=migrated.url)
+    command = line("outbox", "relay", "--to", queues.url, "--name", "one", "--poll", "1s", url=postgres.url)
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         publish(engine, "a1", topic=queue)
@@ -115,17 +113,14 @@ def test_relay(engine: Engine, migrated: Database, queues: Queues, number: signa
     assert queues.bodies(queue) == ["a1", "a2"]
 
 
-@pytest.mark.quick("postgresql")
 @pytest.mark.parametrize("command", ["relay", "drain"])
-def test_told_to_end_while_the_database_is_away(engine: Engine, migrated: Database, command: str) -> None:
+def test_told_to_end_while_the_database_is_away(engine: Engine, postgres: Database, command: str) -> None:
     """On SIGTERM while the database does not answer, `relay` ends with exit code 0, and `drain` with 4, which
     says that messages may be left."""
-    if migrated.name == "sqlite":
-        pytest.skip("a file is always there")
     to = f"amqp://guest@127.0.0.1:{free_port()}"
     publish(engine, "a1")
-    with TcpProxy(str(migrated.url.host), migrated.url.port or 0) as proxy:
-        url = migrated.url.set(host="127.0.0.1", port=proxy.port)
+    with TcpProxy(str(postgres.url.host), postgres.url.port or 0) as proxy:
+        url = postgres.url.set(host="127.0.0.1", port=proxy.port)
         arguments = line("outbox", command, "--to", to, url=url)
         process = subprocess.Popen(
             arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -1,4 +1,4 @@
-"""The commands for messages in status-table mode, on every store."""
+"""The commands for messages in status-table mode."""
 
 import json
 import subprocess
@@ -14,6 +14,7 @@ from inbox._status_mode.stores import Store, remember
 from inbox.schema import tables
 from tests.support.cli import Done, as_json, error, in_this_process, inbox_outbox, line, succeeded
 from tests.support.database import Database
+from tests.support.on import both_stores, on
 from tests.support.program import ROOT
 from tests.support.status_mode.stores import (
     CONSUMER,
@@ -26,8 +27,6 @@ from tests.support.status_mode.stores import (
     request,
     stored,
 )
-
-pytestmark = pytest.mark.quick("postgresql", "sqlite")
 
 KEY = "order-1"
 SECRET = "s3cr3t-P@ss"  # noqa: S105 - of nobody
@@ -50,6 +49,7 @@ def rows(printed: str) -> list[list[str]]:
     return [[cell.strip() for cell in row.split("│")[1:-1]] for row in printed_rows]
 
 
+@both_stores
 def test_list(store: Store, run: Callable[..., Done]) -> None:
     """`list` prints one line for each message, filtered by status and consumer, up to a limit."""
     for status in (Status.DEAD, Status.HALTED):
@@ -77,6 +77,7 @@ def is_dead_after_a_step(store: Store) -> None:
     assert store.write(held(claimed), change(status=Status.DEAD, **ENDS[Status.DEAD] | fields))
 
 
+@both_stores
 def test_show(store: Store, run: Callable[..., Done]) -> None:
     """`show` prints the complete record with its steps and history, and the length of its payload; bytes are
     in hexadecimal, control characters are escaped."""
@@ -90,6 +91,7 @@ def test_show(store: Store, run: Callable[..., Done]) -> None:
     assert (attempt, owner, said) == ("1", "worker", "\\x1b[31mno")
 
 
+@on("sqlite", fixture="place")
 def test_show_as_json(store: Store, run: Callable[..., Done]) -> None:
     """`show --json` prints the fields of `Record`, steps and history as JSON, and the length of the
     payload."""
@@ -103,33 +105,33 @@ def test_show_as_json(store: Store, run: Callable[..., Done]) -> None:
     assert datetime.fromisoformat(found["updated_at"]) == stored(store, KEY).updated_at
 
 
-@pytest.mark.quick("postgresql")
-def test_show_the_payload(migrated: Database) -> None:
+def test_show_the_payload(postgres: Database) -> None:
     """`show --payload` writes the payload unchanged; the exit code is 3 if none is stored."""
-    store = SqlStore(migrated.engine())
+    store = SqlStore(postgres.engine())
     end(store, store.claim(request("without")), Status.DEAD)
-    done = inbox_outbox("inbox", "show", CONSUMER, "without", "--payload", url=migrated.url)
+    done = inbox_outbox("inbox", "show", CONSUMER, "without", "--payload", url=postgres.url)
     assert done.returncode == 3
     assert error(done) == "no payload of this message is stored"
     is_dead_after_a_step(store)
-    command = line("inbox", "show", CONSUMER, KEY, "--payload", url=migrated.url)
+    command = line("inbox", "show", CONSUMER, KEY, "--payload", url=postgres.url)
     assert subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout == PAYLOAD
 
 
-def test_show_of_both_modes(migrated: Database) -> None:
+def test_show_of_both_modes(postgres: Database) -> None:
     """A key that a consumer has taken in both modes is shown twice; as JSON, one object is inside the
     other."""
-    engine = migrated.engine()
+    engine = postgres.engine()
     end(SqlStore(engine), SqlStore(engine).claim(request(KEY)), Status.CONSUMED)
     with engine.begin() as connection:
         Inbox(CONSUMER).accept(connection, KEY)
-    printed = succeeded(inbox_outbox("inbox", "show", CONSUMER, KEY, url=migrated.url))
+    printed = succeeded(inbox_outbox("inbox", "show", CONSUMER, KEY, url=postgres.url))
     assert printed.count(KEY) == 2
-    found = as_json(inbox_outbox("inbox", "show", CONSUMER, KEY, "--json", url=migrated.url))
+    found = as_json(inbox_outbox("inbox", "show", CONSUMER, KEY, "--json", url=postgres.url))
     assert "accepted_at" in found
     assert found["record"]["status"] == "consumed"
 
 
+@both_stores
 @pytest.mark.parametrize("command", ["retry", "discard"])
 def test_retry_and_discard(store: Store, run: Callable[..., Done], command: str) -> None:
     """`retry` and `discard` print the message's new state; the history records who did it."""
@@ -142,6 +144,7 @@ def test_retry_and_discard(store: Store, run: Callable[..., Done], command: str)
     assert (entry["owner"], entry["error"]) == ("ann", did)
 
 
+@on("sqlite", fixture="place")
 def test_who_decides(store: Store, run: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> None:
     """The default for `--by` is the user who is logged in."""
     monkeypatch.setenv("USER", "bob")
@@ -149,6 +152,7 @@ def test_who_decides(store: Store, run: Callable[..., Done], monkeypatch: pytest
     assert as_json(run("retry", CONSUMER, KEY, "--json"))["error"] == "to be retried by bob"
 
 
+@both_stores
 def test_release(store: Store, run: Callable[..., Done]) -> None:
     """`release` takes a message away from its handler, whose next write is rejected."""
     claimed = store.claim(request(KEY))
@@ -156,6 +160,7 @@ def test_release(store: Store, run: Callable[..., Done]) -> None:
     assert not store.write(held(claimed), change(status=Status.CONSUMED))
 
 
+@on("sqlite", fixture="place")
 @pytest.mark.parametrize(
     ("outcome", "options", "steps"),
     [
@@ -178,6 +183,7 @@ def test_resolve_step(
 COMMANDS = (["retry"], ["discard"], ["release"], ["resolve-step", "charge", "done"])
 
 
+@both_stores
 def test_an_unknown_message(store: Store, run: Callable[..., Done]) -> None:
     """If the store does not know the message, the exit code is 3."""
     for name, *rest in COMMANDS:
@@ -186,6 +192,7 @@ def test_an_unknown_message(store: Store, run: Callable[..., Done]) -> None:
         assert error(done) == f"consumer '{CONSUMER}' has no message '{KEY}' in status-table mode"
 
 
+@on("sqlite", fixture="place")
 def test_a_message_in_another_status(store: Store, run: Callable[..., Done]) -> None:
     """If the command does not fit the message's status, the exit code is 5, and nothing changes."""
     end(store, store.claim(request(KEY)), Status.CONSUMED)
@@ -218,6 +225,7 @@ def test_wrong_usage(arguments: list[str], said: str) -> None:
     assert done.returncode == 2
 
 
+@on("sqlite")
 def test_missing_tables(database: Database) -> None:
     """If the tables are missing, the error names the command that creates them; the exit code is 1."""
     url = database.url.render_as_string(hide_password=False)
@@ -227,36 +235,36 @@ def test_missing_tables(database: Database) -> None:
         assert "create it with `inbox-outbox migrate --url URL`" in error(done)
 
 
-def test_status(migrated: Database) -> None:
+def test_status(postgres: Database) -> None:
     """`status` prints how many messages have each status, next to the rows of the exactly-once path or alone,
     and each consumer's policy."""
-    store = SqlStore(migrated.engine())
+    store = SqlStore(postgres.engine())
     for number, status in enumerate((Status.DEAD, Status.DEAD, Status.HALTED)):
         end(store, store.claim(request(str(number))), status)
-    (only,) = rows(succeeded(inbox_outbox("inbox", "status", url=migrated.url)))
+    (only,) = rows(succeeded(inbox_outbox("inbox", "status", url=postgres.url)))
     assert only == [CONSUMER, "0", "0", "0", "2", "1"]
-    with migrated.engine().begin() as connection:
+    with postgres.engine().begin() as connection:
         Inbox("billing").accept(connection, KEY)
-    first, second, third = rows(succeeded(inbox_outbox("inbox", "status", url=migrated.url)))
+    first, second, third = rows(succeeded(inbox_outbox("inbox", "status", url=postgres.url)))
     assert first[:3] == ["billing", "1", "1"]
     assert second == only
     assert third[:4] == ["billing", "exactly-once", "7d", "-"]
-    billing, orders = as_json(inbox_outbox("inbox", "status", "--json", url=migrated.url))
+    billing, orders = as_json(inbox_outbox("inbox", "status", "--json", url=postgres.url))
     assert (billing["consumer"], billing["rows"], billing["messages"]) == ("billing", 1, {})
     assert (orders["rows"], orders["oldest"], orders["messages"]) == (0, None, {"dead": 2, "halted": 1})
 
 
-def test_purge(migrated: Database) -> None:
+def test_purge(postgres: Database) -> None:
     """`purge` also deletes messages in status-table mode; dead and halted ones by `--dead-older-than`."""
-    engine, status = migrated.engine(), tables().status
+    engine, status = postgres.engine(), tables().status
     store = SqlStore(engine)
     for each in (Status.CONSUMED, Status.DEAD):
         end(store, store.claim(request(each)), each)
     with engine.begin() as connection:
         connection.execute(update(status).values(updated_at=datetime.now(UTC) - timedelta(days=20)))
-    assert as_json(inbox_outbox("inbox", "purge", "--json", url=migrated.url))["rows"] == 1
+    assert as_json(inbox_outbox("inbox", "purge", "--json", url=postgres.url))["rows"] == 1
     options = ["--dead-older-than", "19d", "--json"]
-    assert as_json(inbox_outbox("inbox", "purge", *options, url=migrated.url))["rows"] == 1
+    assert as_json(inbox_outbox("inbox", "purge", *options, url=postgres.url))["rows"] == 1
     assert store.list(None, None, 10) == []
 
 
@@ -270,7 +278,7 @@ def test_a_redis_that_does_not_answer(command: list[str]) -> None:
     assert "s3cr3t" not in message
 
 
-@pytest.mark.parametrize("place", ["redis"], indirect=True)
+@on("redis", fixture="place")
 def test_what_redis_has_not(place: Place) -> None:
     """Commands that need tables are rejected by name on a Redis."""
     for command in (["status"], ["purge"]):
@@ -279,7 +287,7 @@ def test_what_redis_has_not(place: Place) -> None:
         assert error(done).startswith("dialect='redis': only ")
 
 
-@pytest.mark.parametrize("place", ["redis"], indirect=True)
+@on("redis", fixture="place")
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -301,7 +309,7 @@ def test_a_bad_address_of_a_redis() -> None:
     assert error(done).startswith("url: ")
 
 
-@pytest.mark.parametrize("place", ["redis"], indirect=True)
+@on("redis", fixture="place")
 def test_a_redis_that_refuses(place: Place) -> None:
     """If Redis rejects the password, the exit code is 1, and the error does not contain it."""
     url = place.url.replace("redis://", f"redis://nobody:{SECRET.replace('@', '%40')}@")
