@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from itertools import product
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from tests.support.application import Application
 from tests.support.cases import case
 from tests.support.database import Database
 from tests.support.inspection import snapshot
+from tests.support.on import BOTH_MYSQL, on
 from tests.support.processes import workers
 
 pytestmark = pytest.mark.mysql
@@ -61,6 +63,7 @@ def test_schemas_are_apart(postgres: Database) -> None:
     assert reached == [REVISION, REVISION, None]
 
 
+@on("sqlite")
 def test_unknown_revisions_are_refused(database: Database) -> None:
     """An unknown revision is rejected by name, and nothing is done."""
     engine = database.engine()
@@ -74,6 +77,7 @@ def test_unknown_revisions_are_refused(database: Database) -> None:
     assert inspect(engine).get_table_names() == []
 
 
+@on("sqlite")
 def test_tables_of_a_newer_version_are_left_alone(migrated: Database, tmp_path: Path) -> None:
     """Tables at a revision that this version of the library does not know are neither upgraded nor
     downgraded."""
@@ -94,6 +98,7 @@ def test_other_databases_are_refused() -> None:
         migration.script("mssql")
 
 
+@on("sqlite")
 def test_the_application_s_version_is_untouched(database: Database) -> None:
     """`migrate` neither reads nor writes the version table of the application's own history."""
     engine = database.engine()
@@ -130,12 +135,17 @@ def _migrate_when_told(pipe: Connection, url: str) -> None:
         pipe.send("done")
 
 
-@pytest.mark.parametrize("level", ["AUTOCOMMIT", "REPEATABLE READ", "SERIALIZABLE"])
+@pytest.mark.parametrize(
+    ("server", "level"),
+    [
+        *product(["postgresql", "mariadb"], ["AUTOCOMMIT", "REPEATABLE READ", "SERIALIZABLE"]),
+        *product(["mysql", "sqlite"], ["AUTOCOMMIT", "SERIALIZABLE"]),
+    ],
+    indirect=["server"],
+)
 def test_at_every_isolation_level(database: Database, level: str) -> None:
     """At every isolation level, several threads can migrate an engine's database at the same time, and the
     engine keeps its level."""
-    if database.name == "sqlite" and level == "REPEATABLE READ":
-        pytest.skip("SQLite has no such level")
     engine = database.engine(isolation_level=level)
     with engine.connect() as connection:
         before = connection.get_isolation_level()
@@ -170,10 +180,9 @@ def _migrate_together(engines: list[Engine]) -> None:
         list(pool.map(one, engines))
 
 
+@on("postgresql", "sqlite")
 def test_a_failure_leaves_no_trace(database: Database) -> None:
     """Where the database can roll back DDL, a failed migration leaves nothing behind."""
-    if database.name in ("mariadb", "mysql"):
-        pytest.skip("DDL commits there")
     engine = database.engine()
     in_the_way = "CREATE TABLE inbox_message_accepted_at (id INTEGER)"
     with engine.begin() as connection:
@@ -183,11 +192,10 @@ def test_a_failure_leaves_no_trace(database: Database) -> None:
     assert inspect(engine).get_table_names() == ["inbox_message_accepted_at"]
 
 
+@on(*BOTH_MYSQL)
 def test_a_migration_that_waits_too_long_says_so(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """On MySQL and MariaDB, where GET_LOCK times out without an error, a migration that waits too long for
     the lock raises an error that says so, and does nothing."""
-    if database.name not in ("mariadb", "mysql"):
-        pytest.skip("the database itself raises an error")
     monkeypatch.setattr(turns, "LOCK_WAIT", 1)
     engine = database.engine()
     with engine.connect() as connection:
