@@ -1,4 +1,4 @@
-"""Every handler causes one event when it begins and one when it ends, on every store."""
+"""Every handler causes one event when it begins and one when it ends."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,6 +8,7 @@ import pytest
 from inbox import Backoff, Claim, Event, EventKind, Status, StatusInbox
 from inbox._status_mode.stores import HeldRecord, Store
 from inbox.errors import GiveUp, InvalidResult, LeaseLost
+from tests.support.on import on
 
 BEGINS = {EventKind.CLAIMED, EventKind.UNPROTECTED}
 ENDS = {
@@ -57,7 +58,7 @@ CASES: dict[str, tuple[Any, type[BaseException] | None, EventKind]] = {
 }
 
 
-@pytest.mark.quick("postgresql", "redis")
+@on("sqlite", fixture="place")
 @pytest.mark.parametrize("case", CASES)
 def test_every_handler_has_one_end(store: Store, case: str) -> None:
     """However a handler ends, exactly one event says that it began and one that it ended."""
@@ -80,6 +81,7 @@ def test_every_handler_has_one_end(store: Store, case: str) -> None:
     assert events[-1].kind is end
 
 
+@on("sqlite", fixture="place")
 def test_a_handler_without_a_claim_has_one_end(store: Store) -> None:
     """A message that runs without a claim also has one event for its beginning and one for its end."""
     events: list[Event] = []
@@ -89,7 +91,8 @@ def test_a_handler_without_a_claim_has_one_end(store: Store) -> None:
     assert [event.kind for event in events] == [EventKind.UNPROTECTED, EventKind.COMPLETED]
 
 
-def test_a_result_that_is_no_json_fails_the_message(store: Store) -> None:
+@on("sqlite", fixture="place")
+def test_an_invalid_result_fails_the_message(store: Store) -> None:
     """A result that JSON cannot represent is reported like any other error of the handler, and the message
     can run again."""
     events: list[Event] = []

@@ -25,6 +25,7 @@ from inbox.schema import tables
 from outbox import Refused
 from tests.examples.test_demo import until
 from tests.support.database import Database
+from tests.support.on import on
 from tests.support.outbox_publishers import Recorder, publish, relay
 from tests.support.program import run
 
@@ -99,6 +100,7 @@ def names(span: ReadableSpan) -> list[str]:
     return [event.name for event in span.events]
 
 
+@on("sqlite")
 def test_a_span_around_the_handler(migrated: Database, telemetry: Telemetry) -> None:
     """The message's span is a child of the surrounding span, and the parent of the handler's spans and
     steps."""
@@ -126,6 +128,7 @@ def test_a_span_around_the_handler(migrated: Database, telemetry: Telemetry) -> 
     }
 
 
+@on("sqlite")
 def test_metrics_add_up(migrated: Database, telemetry: Telemetry) -> None:
     """Every event is counted once; handlers and steps have durations in seconds; no handler is left
     running."""
@@ -158,6 +161,7 @@ def test_metrics_add_up(migrated: Database, telemetry: Telemetry) -> None:
     assert step.attributes["inbox.step"] == "lock-stock"
 
 
+@on("sqlite")
 def test_errors_set_the_status(migrated: Database, telemetry: Telemetry) -> None:
     """A failed attempt sets the span's status to an error with its text; the attempts of one key have
     different numbers."""
@@ -177,6 +181,7 @@ def test_errors_set_the_status(migrated: Database, telemetry: Telemetry) -> None
     assert telemetry.running() == 0
 
 
+@on("sqlite")
 def test_a_message_that_is_not_run(migrated: Database, telemetry: Telemetry) -> None:
     """A message that does not run has no span; the surrounding span gets an event with the reason."""
     inbox = telemetry.inbox(migrated)
@@ -189,6 +194,7 @@ def test_a_message_that_is_not_run(migrated: Database, telemetry: Telemetry) -> 
     assert names(receive) == ["inbox.duplicate"]
 
 
+@on("sqlite")
 def test_a_claim_that_is_lost(migrated: Database, telemetry: Telemetry) -> None:
     """If a heartbeat thread finds the claim lost, the span shows it, and ends when the handler ends."""
     inbox = telemetry.inbox(migrated, lease=0.3)
@@ -212,6 +218,7 @@ def test_a_claim_that_is_lost(migrated: Database, telemetry: Telemetry) -> None:
     assert telemetry.running() == 0
 
 
+@on("sqlite")
 def test_a_refused_write_is_shown(migrated: Database, telemetry: Telemetry) -> None:
     """If the record is gone when the handler ends, the span and the counter show the rejected write."""
     inbox = telemetry.inbox(migrated, heartbeat=False)
@@ -270,6 +277,7 @@ def test_tasks_do_not_mix(postgres: Database, telemetry: Telemetry) -> None:
     assert found == ["a", "b"]
 
 
+@on("sqlite")
 def test_asynchronous_handlers_have_their_spans(migrated: Database, telemetry: Telemetry) -> None:
     """With `AsyncStatusInbox` the handler's spans are children of the message's span, the next message's span
     is not one of them, and a handler cancelled for a lost claim is not left running."""
@@ -325,6 +333,7 @@ def test_events_of_other_parts_are_counted(telemetry: Telemetry) -> None:
     }
 
 
+@on("sqlite")
 def test_what_a_relay_has_sent(migrated: Database, telemetry: Telemetry) -> None:
     """Messages and batches are counted by topic and, unless accepted, by outcome."""
     engine = migrated.engine()
