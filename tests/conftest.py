@@ -252,6 +252,13 @@ def postgres() -> Iterator[Database]:
 
 
 @pytest.fixture
+def sqlite() -> Iterator[Database]:
+    """A database of its own that has the inbox tables, on SQLite only."""
+    server = _server("sqlite")
+    yield from _database(server, _with_tables(server))
+
+
+@pytest.fixture
 def pooled(postgres: Database) -> Iterator[Database]:
     """The same database behind PgBouncer in transaction mode, without psycopg's prepared statements."""
     pooler = present("pgbouncer", servers.find_pooler())

@@ -33,7 +33,6 @@ def count(database: Database) -> int:
         return connection.execute(select(func.count()).select_from(MESSAGE)).scalar_one()
 
 
-@on("postgresql", "sqlite")
 def test_migrate(database: Database) -> None:
     """`migrate` creates the tables and prints their revision; `--to base` removes them."""
     up = inbox_outbox("migrate", url=database.url)

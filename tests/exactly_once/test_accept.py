@@ -37,10 +37,9 @@ def test_a_message_is_new_once(migrated: Database) -> None:
         assert inbox.accept(connection, "a") is DUPLICATE
 
 
-@on("sqlite")
-def test_the_row_goes_with_the_callers_transaction(migrated: Database) -> None:
+def test_the_row_goes_with_the_callers_transaction(sqlite: Database) -> None:
     """If the caller rolls back, the message was never taken."""
-    inbox, engine = Inbox("billing"), migrated.engine()
+    inbox, engine = Inbox("billing"), sqlite.engine()
     with engine.connect() as connection:
         assert inbox.accept(connection, "a") is NEW
         assert inbox.accept_many(connection, ["b", "c"]) == [NEW, NEW]
@@ -102,11 +101,10 @@ def test_the_same_key_with_another_payload(migrated: Database) -> None:
             assert inbox.accept(connection, number, second) is verdict
 
 
-@on("sqlite")
-def test_with_a_session(migrated: Database) -> None:
+def test_with_a_session(sqlite: Database) -> None:
     """`accept` joins a Session's transaction without flushing its pending objects; both commit together."""
     inbox = Inbox("billing")
-    with Session(migrated.engine()) as session:
+    with Session(sqlite.engine()) as session:
         assert inbox.accept(session, "a") is NEW
         assert inbox.accept_many(session, ["a", "b"]) == [DUPLICATE, NEW]
         session.rollback()

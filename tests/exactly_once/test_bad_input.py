@@ -23,7 +23,6 @@ from inbox.schema import tables
 from tests.outbox.test_async import run
 from tests.support.cases import case
 from tests.support.database import Database
-from tests.support.on import on
 
 INBOX, ASYNC_INBOX = Inbox("bookkeeping"), AsyncInbox("bookkeeping")
 SECRET = "hunter2"  # noqa: S105 - it opens nothing
@@ -134,22 +133,20 @@ def test_missing_tables_in_a_schema(postgres: Database) -> None:
         Inbox("bookkeeping", schema="nowhere").accept(connection, "a")
 
 
-@on("sqlite")
-def test_a_missing_business_table_is_the_callers_error(migrated: Database) -> None:
+def test_a_missing_business_table_is_the_callers_error(sqlite: Database) -> None:
     """Only errors about the inbox's own tables are explained; an error in the body comes through
     unchanged."""
     with (
         pytest.raises(Exception, match="no_such_table") as caught,
-        INBOX.transaction(migrated.engine(), "a") as work,
+        INBOX.transaction(sqlite.engine(), "a") as work,
     ):
         work.connection.exec_driver_sql("SELECT * FROM no_such_table")
     assert not isinstance(caught.value, TablesMissing)
 
 
-@on("sqlite")
-def test_a_closed_connection_is_refused(migrated: Database) -> None:
+def test_a_closed_connection_is_refused(sqlite: Database) -> None:
     """A closed connection raises `UnusableConnection`, which is also SQLAlchemy's `InvalidRequestError`."""
-    connection = migrated.engine().connect()
+    connection = sqlite.engine().connect()
     connection.close()
     for take in (INBOX.accept, lambda *args: INBOX.accept_many(args[0], [args[1]])):
         with pytest.raises(UnusableConnection, match="closed") as caught:
@@ -239,8 +236,7 @@ def test_asynchronous_missing_tables(database: Database) -> None:
             run(database, way)
 
 
-@on("sqlite")
-def test_an_asynchronous_closed_connection_is_refused(migrated: Database) -> None:
+def test_an_asynchronous_closed_connection_is_refused(sqlite: Database) -> None:
     """Async: a closed connection raises `UnusableConnection`."""
 
     async def work(engine: AsyncEngine) -> None:
@@ -249,7 +245,7 @@ def test_an_asynchronous_closed_connection_is_refused(migrated: Database) -> Non
         with pytest.raises(UnusableConnection, match="closed"):
             await ASYNC_INBOX.accept(connection, "a")
 
-    run(migrated, work)
+    run(sqlite, work)
 
 
 @pytest.fixture
@@ -356,24 +352,22 @@ def test_an_invalid_count_is_refused(secret_engine: Engine, value: Any) -> None:
         INBOX.purge(secret_engine, batch=value)
 
 
-@on("sqlite")
-def test_a_message_time_without_a_zone_is_refused(migrated: Database) -> None:
+def test_a_message_time_without_a_zone_is_refused(sqlite: Database) -> None:
     """A message time without a time zone is rejected; the error names `message_time`, and nothing is
     taken."""
     values: list[Any] = [datetime(2026, 1, 1), "2026-01-01", 0]  # noqa: DTZ001 - the mistake itself
     for value in values:
-        with migrated.engine().begin() as connection:
+        with sqlite.engine().begin() as connection:
             with case(value), pytest.raises(InvalidOption, match=r"^message_time="):
                 INBOX.accept(connection, "a", message_time=value)
             assert INBOX.accept(connection, "a") is Verdict.NEW
             connection.rollback()
 
 
-@on("sqlite")
-def test_a_payload_that_has_no_digest_is_refused(migrated: Database) -> None:
+def test_a_payload_that_has_no_digest_is_refused(sqlite: Database) -> None:
     """A payload that JSON cannot represent is rejected; the error names `payload`, and the transaction goes
     on."""
-    with migrated.engine().begin() as connection:
+    with sqlite.engine().begin() as connection:
         for payload in (object(), {1, 2}, {"a": b"b"}):
             with pytest.raises(InvalidOption, match=r"^payload"):
                 INBOX.accept(connection, "a", payload)

@@ -13,7 +13,7 @@ from inbox import Inbox, Outcome, Verdict
 from tests.support import accounts, crash_worker
 from tests.support.database import Database
 from tests.support.forked import run_forked
-from tests.support.on import each_on, on
+from tests.support.on import each_on
 from tests.support.together import Broker, Task
 
 pytestmark = pytest.mark.mysql
@@ -43,14 +43,13 @@ def test_a_killed_worker_leaves_all_or_nothing(migrated: Database, source: str, 
     assert accounts.total(engine) == 1
 
 
-@on("sqlite")
-def test_a_worker_that_lives_acknowledges(migrated: Database) -> None:
+def test_a_worker_that_lives_acknowledges(sqlite: Database) -> None:
     """The same worker, when it is not killed, takes effect once and acknowledges, so the other test really
     shows the effect of the kill."""
-    engine = migrated.engine()
+    engine = sqlite.engine()
     accounts.make(engine)
     for _ in range(2):
-        code, printed, errors = run_worker(migrated, "engine", "never")
+        code, printed, errors = run_worker(sqlite, "engine", "never")
         assert (code, printed) == (0, "ack\n"), errors
     assert accounts.total(engine) == 1
 

@@ -8,12 +8,9 @@ from typing import Any
 
 import pytest
 
-from inbox import Inbox, Verdict
 from inbox.errors import InvalidOption
 from inbox_outbox_base.checks.keys import digest
 from tests.support.cases import case
-from tests.support.database import Database
-from tests.support.on import on
 
 
 class Colour(enum.StrEnum):
@@ -77,18 +74,6 @@ def test_an_invalid_payload_is_refused() -> None:
     for payload in (math.inf, [-math.inf], {"a": math.nan}, {1, 2}, object(), {"a": 1, 2: 3}, 10**5_000):
         with pytest.raises(InvalidOption, match=r"^payload: expected bytes, str or a JSON value"):
             digest(payload)
-
-
-@on("sqlite")
-def test_a_number_that_was_written_in_another_way(migrated: Database) -> None:
-    """A resend whose serializer writes 10 for 10.0 is a duplicate; a tuple of fields is a valid payload."""
-    inbox, engine = Inbox("billing"), migrated.engine()
-    with engine.begin() as connection:
-        assert inbox.accept(connection, "a", {"amount": 10.0}) is Verdict.NEW
-        assert inbox.accept(connection, "a", {"amount": 10}) is Verdict.DUPLICATE
-        assert inbox.accept(connection, "a", {"amount": 11}) is Verdict.MISMATCH
-        assert inbox.accept(connection, "b", ("EUR", 10)) is Verdict.NEW
-        assert inbox.accept(connection, "b", ("USD", 10)) is Verdict.MISMATCH
 
 
 def test_a_payload_that_is_nested_too_deeply() -> None:

@@ -13,7 +13,6 @@ from inbox.errors import InvalidOption, NotTaken, TransientError
 from inbox.schema import tables
 from tests.project.test_events_otel import Telemetry, telemetry
 from tests.support.database import Database
-from tests.support.on import on
 from tests.support.status_mode.asynchronous import in_loop
 
 __all__ = ["telemetry"]
@@ -43,17 +42,16 @@ class Watch:
         self.events.append(event)
 
 
-@on("sqlite")
-def test_each_verdict_is_an_event(migrated: Database) -> None:
+def test_each_verdict_is_an_event(sqlite: Database) -> None:
     """Each delivery causes one event with consumer and key, sent after the commit or rollback, when the
     connection is free again, whether the verdict was returned or raised."""
-    engine = migrated.engine(pool_size=1, max_overflow=0, pool_timeout=10)
+    engine = sqlite.engine(pool_size=1, max_overflow=0, pool_timeout=10)
     for on_refusal in ("raise", "return"):
         watch = Watch(engine)
         inbox = Inbox(on_refusal, wait=0, on_refusal=on_refusal, on_event=watch)
         for key, given, _ in DELIVERIES[:-1]:
             deliver(inbox, engine, key, **given)
-        with migrated.engine().begin() as connection:
+        with sqlite.engine().begin() as connection:
             inbox.accept(connection, "held")
             deliver(inbox, engine, "held")
         rows = 1 if on_refusal == "raise" else 3

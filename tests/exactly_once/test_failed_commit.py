@@ -16,7 +16,7 @@ from tests.outbox.test_async import run
 from tests.support import accounts
 from tests.support.accounts import Account
 from tests.support.database import Database
-from tests.support.on import each_on, on
+from tests.support.on import each_on
 
 pytestmark = pytest.mark.mysql
 
@@ -135,19 +135,18 @@ def test_a_pool_that_does_not_roll_back(
     check_nothing_is_left(engine, migrated.engine())
 
 
-@on("sqlite")
 @pytest.mark.parametrize("way", WAYS)
-def test_sqlite_is_busy(migrated: Database, way: Callable[[Engine], None]) -> None:
+def test_sqlite_is_busy(sqlite: Database, way: Callable[[Engine], None]) -> None:
     """Nothing is committed later if SQLite's COMMIT fails because of a reader, which leaves the transaction
     open."""
-    accounts.make(migrated.engine())
-    engine = migrated.engine(connect_args={"timeout": 0.1}, **POOL_OF_ONE)
-    with migrated.engine().connect() as reader:
+    accounts.make(sqlite.engine())
+    engine = sqlite.engine(connect_args={"timeout": 0.1}, **POOL_OF_ONE)
+    with sqlite.engine().connect() as reader:
         reader.exec_driver_sql("BEGIN")
         reader.execute(text("SELECT * FROM account")).all()
         with pytest.raises(OperationalError):
             way(engine)
-    check_nothing_is_left(engine, migrated.engine())
+    check_nothing_is_left(engine, sqlite.engine())
 
 
 def test_async(migrated: Database) -> None:

@@ -12,7 +12,6 @@ from inbox.errors import InboxError, InvalidKey, InvalidOption
 from inbox_outbox_base.checks.keys import encode_key
 from tests.support.cases import case
 from tests.support.database import Database
-from tests.support.on import on
 
 INBOX = Inbox("bookkeeping", wait=0)
 
@@ -185,10 +184,9 @@ def test_keys_that_are_the_same() -> None:
         assert type(encode_key(key)) is str
 
 
-@on("sqlite")
-def test_a_subclass_of_str_is_its_text(migrated: Database) -> None:
+def test_a_subclass_of_str_is_its_text(sqlite: Database) -> None:
     """An enum's member and its text are the same key, and the same consumer."""
-    with migrated.engine().begin() as connection:
+    with sqlite.engine().begin() as connection:
         keys: list[Key] = [Kind.ORDER, Name.ORDER, "order", (Name.ORDER, 1), ("order", 1)]
         for number, key in enumerate(keys):
             verdict = Verdict.NEW if number in (0, 3) else Verdict.DUPLICATE
@@ -238,11 +236,10 @@ REFUSED: dict[str, Any] = {
 }
 
 
-@on("sqlite")
-def test_an_invalid_key_is_refused(migrated: Database) -> None:
+def test_an_invalid_key_is_refused(sqlite: Database) -> None:
     """An invalid key raises `InvalidKey` with a short message that names the option, and the transaction goes
     on; a batch with an invalid key takes nothing."""
-    with migrated.engine().begin() as connection:
+    with sqlite.engine().begin() as connection:
         for name, key in REFUSED.items():
             with case(name), pytest.raises(InvalidKey, match=r"^key=") as caught:
                 INBOX.accept(connection, key)

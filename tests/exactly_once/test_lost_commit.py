@@ -20,6 +20,7 @@ from tests.support import accounts
 from tests.support.database import Database
 from tests.support.on import REMOTE, each_on, on
 from tests.support.proxy import TcpProxy
+from tests.support.status_mode.locks import asynchronous, proxied
 
 pytestmark = pytest.mark.mysql
 
@@ -64,29 +65,18 @@ def wire(migrated: Database) -> Iterator[Wire]:
     """A proxy in front of the server."""
     direct = migrated.engine()
     accounts.make(direct)
-    address = migrated.url
-    with TcpProxy(str(address.host), address.port or 0) as proxy:
-        url = address.set(host="127.0.0.1", port=proxy.port)
-        yield Wire(proxy, direct, url, url.set(drivername=migrated.async_url.drivername))
+    with proxied(migrated.url) as (proxy, url):
+        yield Wire(proxy, direct, url, asynchronous(url))
 
 
 @pytest.fixture
 def engine(wire: Wire) -> Iterator[Engine]:
     """An engine whose connections go through the proxy."""
-    engine = create_engine(wire.url, connect_args=_unencrypted(wire.url))
+    engine = create_engine(wire.url)
     with engine.connect():
         pass
     yield engine
     engine.dispose()
-
-
-def _unencrypted(url: URL) -> dict[str, Any]:
-    """Options that turn off the driver's encryption, which would hide the COMMIT from the proxy."""
-    options: dict[str, dict[str, Any]] = {
-        "psycopg": {"sslmode": "disable"},
-        "pymysql": {"ssl_disabled": True},
-    }
-    return options.get(url.get_driver_name(), {})
 
 
 def _source(engine: Engine, source: str) -> "Engine | sessionmaker[Session]":
@@ -216,7 +206,7 @@ def _run_async(wire: Wire, work: Callable[[AsyncEngine], Any]) -> Any:
     """Run a coroutine function with an engine whose connections go through the proxy."""
 
     async def main() -> Any:
-        engine = create_async_engine(wire.async_url, connect_args=_unencrypted(wire.async_url))
+        engine = create_async_engine(wire.async_url)
         try:
             async with engine.connect():
                 pass

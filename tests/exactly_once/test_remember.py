@@ -189,10 +189,9 @@ def test_each_schema_has_its_own_memory(postgres: Database) -> None:
 
 
 @in_loop
-@on_sqlite
-async def test_asynchronous_inboxes_remember(migrated: Database) -> None:
+async def test_asynchronous_inboxes_remember(sqlite: Database) -> None:
     """`AsyncInbox` remembers too, on an engine and on a sessionmaker."""
-    engine = create_async_engine(migrated.async_url)
+    engine = create_async_engine(sqlite.async_url)
     inbox, runs = AsyncInbox("billing", remember=10), list[str]()
     for source in (engine, async_sessionmaker(engine)):
 

@@ -5,14 +5,12 @@ import time
 
 import pytest
 from sqlalchemy import URL, Connection, text
-from sqlalchemy.ext.asyncio import create_async_engine
 
-from inbox import AsyncInbox, Inbox, Verdict
+from inbox import Inbox, Verdict
 from inbox_outbox_base.databases.registry import database_of
 from tests.support import accounts, outages
 from tests.support.database import Database
 from tests.support.on import REMOTE, on
-from tests.support.status_mode.asynchronous import in_loop
 from tests.support.together import Task, wait_until_blocked
 
 pytestmark = pytest.mark.mysql
@@ -58,23 +56,6 @@ def test_a_message_in_flight(server_database: Database, limit: "outages.Limit") 
         assert inbox.accept_many(connection, KEYS) == [NEW, IN_FLIGHT, NEW]
         accounts.add(connection, amount=100)
     assert accounts.total(engine) == 111
-
-
-@on_remote
-@in_loop
-async def test_a_message_in_flight_asynchronously(server_database: Database) -> None:
-    """Async: at the server's limit the message is IN_FLIGHT, and what was written before and after
-    commits."""
-    url = outages.impatient(server_database).set(drivername=server_database.async_url.drivername)
-    engine, inbox = create_async_engine(url), AsyncInbox("bookkeeping", wait=WAIT)
-    async with engine.connect() as other, engine.begin() as connection:
-        await inbox.accept(other, "taken")
-        await accounts.add_async(connection, amount=1)
-        assert await inbox.accept(connection, "taken") is IN_FLIGHT
-        assert await inbox.accept_many(connection, KEYS) == [NEW, IN_FLIGHT, NEW]
-        await accounts.add_async(connection, amount=10)
-    await engine.dispose()
-    assert accounts.total(server_database.engine()) == 11
 
 
 def test_a_wait_that_somebody_cancels(postgres: Database) -> None:

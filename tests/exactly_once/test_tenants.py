@@ -5,17 +5,15 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Connection, Engine, create_engine, text
-from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
-from inbox import AsyncInbox, Inbox, Verdict
+from inbox import Inbox, Verdict
 from inbox.errors import TablesMissing
 from inbox.schema import metadata
 from tests.exactly_once.test_lost_commit import is_commit
 from tests.support import accounts
 from tests.support.database import Database
 from tests.support.proxy import TcpProxy
-from tests.support.status_mode.asynchronous import in_loop
 
 KEY = "order-1"
 NAMES = ("tenant_a", "tenant \"b' $1%")
@@ -67,17 +65,6 @@ def test_a_key_in_flight_in_another_schema(tenants: Database, engine_of: Tenants
         one.commit()
         other.commit()
         assert take(inbox, same) is DUPLICATE
-
-
-@in_loop
-async def test_asynchronously(tenants: Database) -> None:
-    """Async: a key in flight in one schema is NEW in another."""
-    engine, inbox = create_async_engine(tenants.async_url), AsyncInbox("orders", wait=3)
-    first, second = (engine.execution_options(schema_translate_map={None: name}) for name in NAMES)
-    async with first.begin() as one, second.begin() as other:
-        assert await inbox.accept(one, KEY) is NEW
-        assert await inbox.accept(other, KEY) is NEW
-    await engine.dispose()
 
 
 def test_a_path_that_changes(tenants: Database) -> None:

@@ -50,20 +50,18 @@ def test_a_result_is_replayed_to_duplicates(migrated: Database) -> None:
                 assert type(work.result) is type(result)
 
 
-@on("sqlite")
-def test_without_a_result_duplicates_get_none(migrated: Database) -> None:
+def test_without_a_result_duplicates_get_none(sqlite: Database) -> None:
     """A result is optional: without one, duplicates get None."""
-    inbox, engine = Inbox("billing"), migrated.engine()
+    inbox, engine = Inbox("billing"), sqlite.engine()
     for verdict in (Verdict.NEW, Verdict.DUPLICATE):
         with inbox.transaction(engine, "a") as work:
             assert (work.verdict, work.result) == (verdict, None)
 
 
-@on("sqlite")
-def test_an_invalid_result_is_refused(migrated: Database) -> None:
+def test_an_invalid_result_is_refused(sqlite: Database) -> None:
     """A result that JSON cannot represent, or that is too large, is an error, and nothing at all is
     written."""
-    inbox, engine = Inbox("billing"), migrated.engine()
+    inbox, engine = Inbox("billing"), sqlite.engine()
     for result in (object(), {1, 2}, float("nan"), "x" * 1_000_001):
         with (
             case(result),
@@ -74,10 +72,9 @@ def test_an_invalid_result_is_refused(migrated: Database) -> None:
     assert rows(engine) == 0
 
 
-@on("sqlite")
-def test_only_a_new_message_gets_a_result(migrated: Database) -> None:
+def test_only_a_new_message_gets_a_result(sqlite: Database) -> None:
     """A duplicate cannot change the stored result."""
-    inbox, engine = Inbox("billing"), migrated.engine()
+    inbox, engine = Inbox("billing"), sqlite.engine()
     with inbox.transaction(engine, "a") as work:
         work.result = 1
     with inbox.transaction(engine, "a") as work, pytest.raises(InvalidOption, match="result"):
@@ -86,10 +83,9 @@ def test_only_a_new_message_gets_a_result(migrated: Database) -> None:
         assert work.result == 1
 
 
-@on("sqlite")
-def test_an_exception_rolls_back_and_comes_through_unchanged(migrated: Database) -> None:
+def test_an_exception_rolls_back_and_comes_through_unchanged(sqlite: Database) -> None:
     """The caller sees its own exception, and the message can be taken again."""
-    inbox, engine = Inbox("billing"), migrated.engine()
+    inbox, engine = Inbox("billing"), sqlite.engine()
     failure = KeyError("mine")
     with pytest.raises(KeyError) as caught, inbox.transaction(engine, "a"):
         raise failure
@@ -98,21 +94,19 @@ def test_an_exception_rolls_back_and_comes_through_unchanged(migrated: Database)
         assert work.is_new
 
 
-@on("sqlite")
-def test_a_mismatch_does_not_run(migrated: Database) -> None:
+def test_a_mismatch_does_not_run(sqlite: Database) -> None:
     """With `on_refusal="return"`, the same key with another payload is not new, and does not get the first
     message's result."""
-    inbox, engine = Inbox("billing", on_refusal="return"), migrated.engine()
+    inbox, engine = Inbox("billing", on_refusal="return"), sqlite.engine()
     with inbox.transaction(engine, "a", payload={"amount": 1}) as work:
         work.result = "first"
     with inbox.transaction(engine, "a", payload={"amount": 2}) as work:
         assert (work.verdict, work.is_new, work.result) == (Verdict.MISMATCH, False, None)
 
 
-@on("sqlite")
-def test_in_a_session(migrated: Database) -> None:
+def test_in_a_session(sqlite: Database) -> None:
     """With a sessionmaker the work has a Session, whose flush is part of the same transaction."""
-    inbox, engine = Inbox("billing"), migrated.engine()
+    inbox, engine = Inbox("billing"), sqlite.engine()
     with inbox.transaction(sessionmaker(engine), "a") as work:
         assert isinstance(work.session, Session)
         assert work.session.connection() is work.connection
@@ -121,10 +115,9 @@ def test_in_a_session(migrated: Database) -> None:
     assert rows(engine) == 2
 
 
-@on("sqlite")
-def test_connections_go_back_to_the_pool(migrated: Database) -> None:
+def test_connections_go_back_to_the_pool(sqlite: Database) -> None:
     """Whatever happens in the block, its connection goes back to the pool without an open transaction."""
-    inbox, engine = Inbox("billing"), migrated.engine(pool_size=1, max_overflow=0, pool_timeout=5)
+    inbox, engine = Inbox("billing"), sqlite.engine(pool_size=1, max_overflow=0, pool_timeout=5)
     for number in range(3):
         with pytest.raises(ValueError, match="mine"), inbox.transaction(engine, f"failing-{number}"):
             raise ValueError("mine")
@@ -167,11 +160,10 @@ def _bill_texts(source: Any, runs: list[int]) -> Callable[[dict[str, str]], Outc
     return bill
 
 
-@on("sqlite")
-def test_a_handler_retries_transient_errors_only(migrated: Database) -> None:
+def test_a_handler_retries_transient_errors_only(sqlite: Database) -> None:
     """A transient error is retried in a new transaction, a limited number of times; other errors are not
     retried."""
-    engine, tries = migrated.engine(), list[str]()
+    engine, tries = sqlite.engine(), list[str]()
 
     @Inbox("billing").handler(engine, key=lambda message: message, attempts=3)
     def bill(connection: Connection, message: str) -> None:

@@ -106,11 +106,10 @@ def test_an_outage_of_the_database(migrated: Database, outage: Any, mode: Mode) 
         engine.dispose()
 
 
-@on("sqlite")
 @modes
-def test_an_exhausted_pool(migrated: Database, mode: Mode) -> None:
+def test_an_exhausted_pool(sqlite: Database, mode: Mode) -> None:
     """If the pool has no free connection, this does not count as a failure of the message."""
-    engine = migrated.engine(pool_size=1, max_overflow=0, pool_timeout=0.1)
+    engine = sqlite.engine(pool_size=1, max_overflow=0, pool_timeout=0.1)
     handler = mode(engine)
     with engine.connect():
         assert deliver(handler) is RETRY
@@ -137,10 +136,9 @@ async def test_an_exhausted_pool_asynchronously(postgres: Database) -> None:
     await engine.dispose()
 
 
-@on("sqlite")
-def test_an_outage_under_direct_delivery(migrated: Database) -> None:
+def test_an_outage_under_direct_delivery(sqlite: Database) -> None:
     """In direct delivery an outage is reported to the relay as Unavailable, and no message is refused."""
-    engine = migrated.engine(pool_size=1, max_overflow=0, pool_timeout=0.1)
+    engine = sqlite.engine(pool_size=1, max_overflow=0, pool_timeout=0.1)
     envelope = Envelope("m", "orders", "k", b"", "text/plain", {}, 1, datetime.now(UTC))
     handler = Inbox("billing").handler(engine, key=lambda message: message.id, attempts=1)(lambda *_: 1 / 0)
     delivery = DirectDelivery({"orders": handler}, max_attempts=1)

@@ -142,8 +142,7 @@ def test_simultaneous_requests_with_one_key_make_one_order(migrated: Database) -
     serve(migrated, scenario)
 
 
-@on("sqlite")
-def test_a_reused_key_is_refused(migrated: Database) -> None:
+def test_a_reused_key_is_refused(sqlite: Database) -> None:
     """The same key with another body is rejected with 422, and creates no order."""
 
     async def scenario(engine: AsyncEngine, post: Post) -> None:
@@ -152,11 +151,10 @@ def test_a_reused_key_is_refused(migrated: Database) -> None:
         assert (await post("other key", item="coffee")).status_code == 201
         assert await count_orders(engine) == 2
 
-    serve(migrated, scenario)
+    serve(sqlite, scenario)
 
 
-@on("sqlite")
-def test_a_running_request_is_not_run_again(migrated: Database) -> None:
+def test_a_running_request_is_not_run_again(sqlite: Database) -> None:
     """While the first request runs, a second one gets 409 and Retry-After. If the first one fails, the second
     may run."""
 
@@ -170,11 +168,10 @@ def test_a_running_request_is_not_run_again(migrated: Database) -> None:
         assert (await post("key")).status_code == 201
         assert await count_orders(engine) == 1
 
-    serve(migrated, scenario, wait=0)
+    serve(sqlite, scenario, wait=0)
 
 
-@on("sqlite")
-def test_an_invalid_key_is_a_bad_request(migrated: Database) -> None:
+def test_an_invalid_key_is_a_bad_request(sqlite: Database) -> None:
     """An invalid key is rejected with 400."""
 
     async def scenario(engine: AsyncEngine, post: Post) -> None:
@@ -182,7 +179,7 @@ def test_an_invalid_key_is_a_bad_request(migrated: Database) -> None:
             assert (await post(key)).status_code == 400
         assert await count_orders(engine) == 0
 
-    serve(migrated, scenario)
+    serve(sqlite, scenario)
 
 
 def serve(database: Database, scenario: Scenario, *, wait: float = 20) -> None:

@@ -10,7 +10,6 @@ from inbox import Backoff, Event, EventKind, LogEvents, SqlStore, StatusInbox
 from inbox.errors import LeaseLost
 from inbox.schema import tables
 from tests.support.database import Database
-from tests.support.on import on
 
 LOUD = {
     "failed": logging.WARNING,
@@ -50,10 +49,9 @@ def loud(log: pytest.LogCaptureFixture) -> list[str]:
     return [" ".join(word for word in line if not word.startswith(("token=", "seconds="))) for line in words]
 
 
-@on("sqlite")
-def test_repeated_failure_of_one_key_is_visible(migrated: Database, log: pytest.LogCaptureFixture) -> None:
+def test_repeated_failure_of_one_key_is_visible(sqlite: Database, log: pytest.LogCaptureFixture) -> None:
     """Each failure is a line with key, attempt and error; the last line says that the message is dead."""
-    inbox = logging_inbox(migrated, max_attempts=3)
+    inbox = logging_inbox(sqlite, max_attempts=3)
     for _ in range(3):
         with pytest.raises(OSError, match="no"), inbox.claim("order-1"):
             raise OSError("no")
@@ -65,10 +63,9 @@ def test_repeated_failure_of_one_key_is_visible(migrated: Database, log: pytest.
     assert log.records[-1].levelno == logging.ERROR
 
 
-@on("sqlite")
-def test_a_halted_step_is_visible(migrated: Database, log: pytest.LogCaptureFixture) -> None:
+def test_a_halted_step_is_visible(sqlite: Database, log: pytest.LogCaptureFixture) -> None:
     """A line names the step whose outcome is unknown."""
-    inbox = logging_inbox(migrated)
+    inbox = logging_inbox(sqlite)
 
     def charge() -> None:
         raise TimeoutError("no answer")
@@ -83,11 +80,10 @@ def test_a_halted_step_is_visible(migrated: Database, log: pytest.LogCaptureFixt
     assert halted.startswith("'orders' key='order-1': halted step='charge' attempt=1 error=")
 
 
-@on("sqlite")
-def test_a_lost_claim_is_visible(migrated: Database, log: pytest.LogCaptureFixture) -> None:
+def test_a_lost_claim_is_visible(sqlite: Database, log: pytest.LogCaptureFixture) -> None:
     """The rejected write, the loss of the claim and the end of the handler have a line each."""
-    inbox = logging_inbox(migrated, heartbeat=False)
-    with pytest.raises(LeaseLost), inbox.claim("order-1"), migrated.engine().begin() as connection:
+    inbox = logging_inbox(sqlite, heartbeat=False)
+    with pytest.raises(LeaseLost), inbox.claim("order-1"), sqlite.engine().begin() as connection:
         connection.execute(delete(tables().status))
     assert loud(log) == [
         "'orders' key='order-1': fenced write attempt=1 error='completing'",
@@ -96,11 +92,10 @@ def test_a_lost_claim_is_visible(migrated: Database, log: pytest.LogCaptureFixtu
     ]
 
 
-@on("sqlite")
-def test_the_ordinary_is_quiet(migrated: Database, log: pytest.LogCaptureFixture) -> None:
+def test_the_ordinary_is_quiet(sqlite: Database, log: pytest.LogCaptureFixture) -> None:
     """A message that succeeds, and its duplicate, cause no warning; its completion is the only line at
     INFO."""
-    inbox = logging_inbox(migrated)
+    inbox = logging_inbox(sqlite)
     for _ in range(2):
         with inbox.claim("order-1") as claim:
             if claim.is_new:

@@ -25,7 +25,6 @@ from inbox.schema import tables
 from outbox import Refused
 from tests.examples.test_demo import until
 from tests.support.database import Database
-from tests.support.on import on
 from tests.support.outbox_publishers import Recorder, publish, relay
 from tests.support.program import run
 
@@ -100,11 +99,10 @@ def names(span: ReadableSpan) -> list[str]:
     return [event.name for event in span.events]
 
 
-@on("sqlite")
-def test_a_span_around_the_handler(migrated: Database, telemetry: Telemetry) -> None:
+def test_a_span_around_the_handler(sqlite: Database, telemetry: Telemetry) -> None:
     """The message's span is a child of the surrounding span, and the parent of the handler's spans and
     steps."""
-    inbox = telemetry.inbox(migrated)
+    inbox = telemetry.inbox(sqlite)
     with telemetry.tracer.start_as_current_span("receive") as receive:
         with inbox.claim("order-1") as claim:
             assert telemetry.running() == 1
@@ -128,11 +126,10 @@ def test_a_span_around_the_handler(migrated: Database, telemetry: Telemetry) -> 
     }
 
 
-@on("sqlite")
-def test_metrics_add_up(migrated: Database, telemetry: Telemetry) -> None:
+def test_metrics_add_up(sqlite: Database, telemetry: Telemetry) -> None:
     """Every event is counted once; handlers and steps have durations in seconds; no handler is left
     running."""
-    inbox = telemetry.inbox(migrated)
+    inbox = telemetry.inbox(sqlite)
     with inbox.claim("order-1") as claim:
         claim.step("lock-stock", lambda: None)
         with inbox.claim("order-1") as other:
@@ -161,11 +158,10 @@ def test_metrics_add_up(migrated: Database, telemetry: Telemetry) -> None:
     assert step.attributes["inbox.step"] == "lock-stock"
 
 
-@on("sqlite")
-def test_errors_set_the_status(migrated: Database, telemetry: Telemetry) -> None:
+def test_errors_set_the_status(sqlite: Database, telemetry: Telemetry) -> None:
     """A failed attempt sets the span's status to an error with its text; the attempts of one key have
     different numbers."""
-    inbox = telemetry.inbox(migrated, max_attempts=2)
+    inbox = telemetry.inbox(sqlite, max_attempts=2)
     for _ in range(2):
         with pytest.raises(OSError, match="no answer"), inbox.claim("order-1"):
             raise OSError("no answer")
@@ -181,10 +177,9 @@ def test_errors_set_the_status(migrated: Database, telemetry: Telemetry) -> None
     assert telemetry.running() == 0
 
 
-@on("sqlite")
-def test_a_message_that_is_not_run(migrated: Database, telemetry: Telemetry) -> None:
+def test_a_message_that_is_not_run(sqlite: Database, telemetry: Telemetry) -> None:
     """A message that does not run has no span; the surrounding span gets an event with the reason."""
-    inbox = telemetry.inbox(migrated)
+    inbox = telemetry.inbox(sqlite)
     with inbox.claim("order-1"):
         pass
     with telemetry.tracer.start_as_current_span("receive"), inbox.claim("order-1") as claim:
@@ -194,14 +189,13 @@ def test_a_message_that_is_not_run(migrated: Database, telemetry: Telemetry) -> 
     assert names(receive) == ["inbox.duplicate"]
 
 
-@on("sqlite")
-def test_a_claim_that_is_lost(migrated: Database, telemetry: Telemetry) -> None:
+def test_a_claim_that_is_lost(sqlite: Database, telemetry: Telemetry) -> None:
     """If a heartbeat thread finds the claim lost, the span shows it, and ends when the handler ends."""
-    inbox = telemetry.inbox(migrated, lease=0.3)
+    inbox = telemetry.inbox(sqlite, lease=0.3)
     before = trace.get_current_span()
 
     def lose(claim: Claim) -> None:
-        with migrated.engine().begin() as connection:
+        with sqlite.engine().begin() as connection:
             connection.execute(delete(tables().status))
         until(lambda: claim.lost, "the heartbeat has not noticed")
         assert telemetry.running() == 1
@@ -218,11 +212,10 @@ def test_a_claim_that_is_lost(migrated: Database, telemetry: Telemetry) -> None:
     assert telemetry.running() == 0
 
 
-@on("sqlite")
-def test_a_refused_write_is_shown(migrated: Database, telemetry: Telemetry) -> None:
+def test_a_refused_write_is_shown(sqlite: Database, telemetry: Telemetry) -> None:
     """If the record is gone when the handler ends, the span and the counter show the rejected write."""
-    inbox = telemetry.inbox(migrated, heartbeat=False)
-    with pytest.raises(LeaseLost), inbox.claim("order-1"), migrated.engine().begin() as connection:
+    inbox = telemetry.inbox(sqlite, heartbeat=False)
+    with pytest.raises(LeaseLost), inbox.claim("order-1"), sqlite.engine().begin() as connection:
         connection.execute(delete(tables().status))
     (process,) = telemetry.spans("process orders")
     assert names(process) == ["inbox.fenced_write", "inbox.lost"]
@@ -277,8 +270,7 @@ def test_tasks_do_not_mix(postgres: Database, telemetry: Telemetry) -> None:
     assert found == ["a", "b"]
 
 
-@on("sqlite")
-def test_asynchronous_handlers_have_their_spans(migrated: Database, telemetry: Telemetry) -> None:
+def test_asynchronous_handlers_have_their_spans(sqlite: Database, telemetry: Telemetry) -> None:
     """With `AsyncStatusInbox` the handler's spans are children of the message's span, the next message's span
     is not one of them, and a handler cancelled for a lost claim is not left running."""
 
@@ -286,12 +278,12 @@ def test_asynchronous_handlers_have_their_spans(migrated: Database, telemetry: T
         async with inbox.claim(key) as claim:
             await claim.step("lock-stock", telemetry.tracer.start_span(f"call {key}").end)
             if key == "lost":
-                with migrated.engine().begin() as connection:
+                with sqlite.engine().begin() as connection:
                     connection.execute(delete(tables().status))
                 await asyncio.sleep(60)
 
     async def scenario() -> None:
-        engine = create_async_engine(migrated.async_url)
+        engine = create_async_engine(sqlite.async_url)
         inbox = AsyncStatusInbox("orders", store=SqlStore(engine), lease=2, on_event=telemetry.events)
         for key in ("a", "b"):
             await handle(inbox, key)
@@ -333,10 +325,9 @@ def test_events_of_other_parts_are_counted(telemetry: Telemetry) -> None:
     }
 
 
-@on("sqlite")
-def test_what_a_relay_has_sent(migrated: Database, telemetry: Telemetry) -> None:
+def test_what_a_relay_has_sent(sqlite: Database, telemetry: Telemetry) -> None:
     """Messages and batches are counted by topic and, unless accepted, by outcome."""
-    engine = migrated.engine()
+    engine = sqlite.engine()
     publish(engine, "a1", "b1", "c1")
     relay(engine, Recorder({"b1": [Refused("no")]}), on_event=telemetry.events)
     assert {

@@ -136,16 +136,15 @@ async def verdict_after(seconds: float, inbox: AsyncStatusInbox) -> Verdict:
         return claim.verdict
 
 
-@on("sqlite")
 @in_loop
-async def test_undo(migrated: Database) -> None:
+async def test_undo(sqlite: Database) -> None:
     """When the handler gives up, a step in a transaction is undone like any other."""
     undone: list[Any] = []
 
     async def undo(result: Any) -> None:
         undone.append(result)
 
-    async with inbox_on(migrated) as (inbox, _):
+    async with inbox_on(sqlite) as (inbox, _):
         with pytest.raises(GiveUp):
             await pay_and_give_up(inbox, undo)
     assert undone == ["AsyncConnection"]
@@ -176,10 +175,9 @@ async def _aborted(connection: AsyncConnection) -> None:
         await connection.execute(text("SELECT 1 / 0"))
 
 
-@on("sqlite")
 @in_loop
-async def test_what_cannot_be_a_source(migrated: Database) -> None:
+async def test_what_cannot_be_a_source(sqlite: Database) -> None:
     """A synchronous engine is rejected as a source."""
-    async with inbox_on(migrated) as (inbox, _), inbox.claim("a") as claim:
+    async with inbox_on(sqlite) as (inbox, _), inbox.claim("a") as claim:
         with pytest.raises(InvalidOption, match="source=Engine: expected an AsyncEngine, async_sess"):
-            await claim.transact("pay", paid, source=migrated.engine())  # type: ignore[arg-type]
+            await claim.transact("pay", paid, source=sqlite.engine())  # type: ignore[arg-type]

@@ -76,10 +76,9 @@ def test_a_late_end_counts_if_nobody_has_taken_over(store: Store) -> None:
     assert stored(store).status is Status.CONSUMED
 
 
-@on("sqlite")
-def test_a_transaction_that_takes_too_long_writes_nothing(migrated: Database) -> None:
+def test_a_transaction_that_takes_too_long_writes_nothing(sqlite: Database) -> None:
     """A step in a transaction that ends after `max_runtime` is rolled back, with what its body wrote."""
-    engine = migrated.engine()
+    engine = sqlite.engine()
     accounts.make(engine)
     inbox = StatusInbox(CONSUMER, store=SqlStore(engine), lease=60, max_runtime=LONGEST)
 

@@ -11,7 +11,7 @@ import pytest
 from inbox import Claim, EventKind, Status, Verdict
 from inbox._status_mode.hold import OnUnknown
 from inbox._status_mode.stores import UNDO_ATTEMPTS, Change, HeldRecord, Store
-from inbox.errors import GiveUp, InvalidOption, InvalidResult, StepNotDone, StoreUnreachable
+from inbox.errors import InvalidOption, InvalidResult, StepNotDone, StoreUnreachable
 from tests.support.on import both_stores, on
 from tests.support.status_mode.stores import CONSUMER, Failed, deliver, fail, status_inbox, stored
 
@@ -198,21 +198,6 @@ def test_steps_are_undone_in_reverse_order_when_the_handler_gives_up(store: Stor
     states = {name: step["state"] for name, step in json.loads(record.steps or "").items()}
     assert states == {"lock": "undone", "look": "done", "charge": "undone"}
     assert (record.status, record.undos, record.error) == (Status.DEAD, 0, "Failed: no")
-
-
-@on("sqlite", fixture="place")
-def test_give_up_undoes_at_once(store: Store) -> None:
-    """If a handler raises GiveUp, its finished steps are undone in the same attempt."""
-    inbox, calls = status_inbox(store), Calls()
-
-    def body(claim: Claim) -> None:
-        claim.step("lock", called(calls, "lock", 1), undo=undoing(calls, "lock"))
-        raise GiveUp
-
-    with pytest.raises(GiveUp):
-        deliver(inbox, body)
-    assert calls == ["lock", "undo lock 1"]
-    assert stored(store).status is Status.DEAD
 
 
 @on("sqlite", fixture="place")

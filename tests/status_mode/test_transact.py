@@ -226,10 +226,9 @@ def test_other_messages_keep_their_leases(migrated: Database) -> None:
     assert accounts.total(engine) == 1
 
 
-@on("sqlite")
-def test_no_step_inside_a_transaction(migrated: Database) -> None:
+def test_no_step_inside_a_transaction(sqlite: Database) -> None:
     """A step inside a transaction is rejected without being called, because it could not be recorded."""
-    inbox = StatusInbox("orders", store=SqlStore(migrated.engine()))
+    inbox = StatusInbox("orders", store=SqlStore(sqlite.engine()))
     with inbox.claim("a") as claim:
         with pytest.raises(InvalidOption, match="step='inner': step 'outer' is still running"):
             claim.transact("outer", lambda _: _step(claim))
