@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sqlalchemy import func, inspect, select
+from sqlalchemy import URL, func, inspect, select
 
 from examples.demo import flights, stream, totals
 from examples.demo.__main__ import main
@@ -115,14 +115,6 @@ def test_the_demo_says_why_it_cannot_run(
 @pytest.mark.long
 def test_the_demo_can_be_interrupted(postgres: Database) -> None:
     """Ctrl-C ends the demo and all its workers, removes its tables, and prints no traceback."""
-    program = subprocess.Popen(
-        command("examples.demo", "--act", "1", url=postgres.url),
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
     engine = postgres.engine(isolation_level="AUTOCOMMIT")
     counted = select(func.sum(totals.airline.c.departures))
 
@@ -130,12 +122,7 @@ def test_the_demo_can_be_interrupted(postgres: Database) -> None:
         with engine.connect() as connection:
             return inspect(connection).has_table("demo_airline") and bool(connection.scalar(counted))
 
-    until(has_counted, "nothing was counted")
-    os.killpg(program.pid, signal.SIGINT)
-    output, errors = program.communicate(timeout=60)
-    assert (program.returncode, errors) == (130, "")
-    assert "interrupted" in output
-    until(lambda: not is_alive(program.pid), "a process of the demo is left")
+    interrupted(has_counted, "examples.demo", "--act", "1", url=postgres.url)
     assert not inspect(engine).has_table("demo_airline")
 
 
@@ -161,6 +148,27 @@ def until(is_true: Callable[[], bool], otherwise: str, timeout: float = 60) -> N
     while not is_true():
         assert time.monotonic() < deadline, otherwise
         time.sleep(0.05)
+
+
+def interrupted(
+    has_begun: Callable[[], bool], module: str, *arguments: str, url: URL, timeout: float = 60
+) -> None:
+    """Run a program, press Ctrl-C once it has begun, and check that it ends with all its processes, and
+    without a traceback."""
+    program = subprocess.Popen(
+        command(module, *arguments, url=url),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    until(has_begun, "it has not begun", timeout)
+    os.killpg(program.pid, signal.SIGINT)
+    output, errors = program.communicate(timeout=100)
+    assert (program.returncode, errors) == (130, "")
+    assert "interrupted" in output
+    until(lambda: not is_alive(program.pid), "a process is left")
 
 
 def is_alive(group: int) -> bool:

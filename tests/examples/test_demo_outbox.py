@@ -1,14 +1,11 @@
 """Act three of the demo: with the outbox, exactly the committed departures are announced, and the demo
 reports an error if they are not."""
 
-import os
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from sqlalchemy import inspect, select
+from sqlalchemy import Engine, inspect, select
 
 from examples.demo import third_act, totals
 from examples.demo.flights import Departure
@@ -17,7 +14,7 @@ from examples.demo.third_report import Announced
 from inbox.schema import tables
 from outbox import Outbox
 from outbox.schema import tables as outbox_tables
-from tests.examples.test_demo import is_alive, table, until
+from tests.examples.test_demo import interrupted, table
 from tests.support.database import Database
 from tests.support.program import ROOT, command, run
 
@@ -110,28 +107,16 @@ def test_act_three_takes_nobody_elses_messages(postgres: Database) -> None:
 @pytest.mark.long
 def test_act_three_can_be_interrupted(postgres: Database) -> None:
     """Ctrl-C ends the demo and all its processes, removes its tables, and prints no traceback."""
-    program = subprocess.Popen(
-        command("examples.demo", "--act", "3", url=postgres.url),
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
     engine = postgres.engine(isolation_level="AUTOCOMMIT")
-
-    def has_rows() -> bool:
-        with engine.connect() as connection:
-            there = inspect(connection).has_table("demo_departure")
-            return there and connection.exec_driver_sql("SELECT 1 FROM demo_departure").first() is not None
-
-    until(has_rows, "nothing was written")
-    os.killpg(program.pid, signal.SIGINT)
-    printed, errors = program.communicate(timeout=60)
-    assert (program.returncode, errors) == (130, "")
-    assert "interrupted" in printed
-    until(lambda: not is_alive(program.pid), "a process of the demo is left")
+    interrupted(lambda: has_rows(engine), "examples.demo", "--act", "3", url=postgres.url)
     assert not inspect(engine).has_table("demo_departure")
+
+
+def has_rows(engine: Engine) -> bool:
+    """Whether a departure has been written."""
+    with engine.connect() as connection:
+        there = inspect(connection).has_table("demo_departure")
+        return there and connection.exec_driver_sql("SELECT 1 FROM demo_departure").first() is not None
 
 
 def test_any_difference_is_seen() -> None:

@@ -1,8 +1,5 @@
 """Act two of the demo: Spark writes each departure once, and the demo reports an error if it does not."""
 
-import os
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +8,8 @@ from sqlalchemy import inspect, make_url
 
 from examples.demo import flights, second_act, totals
 from inbox.schema import tables
-from tests.examples.test_demo import is_alive, table, until
+from tests.examples.test_demo import interrupted, table
+from tests.examples.test_demo_outbox import has_rows
 from tests.support.database import Database
 from tests.support.program import ROOT, command, run
 from tests.support.spark.program import assert_nothing_left, need_spark, output, temporary_folder
@@ -98,27 +96,8 @@ def test_act_two_can_be_interrupted(
     """Ctrl-C ends the demo, Spark and its executors, and deletes what they wrote."""
     need_spark()
     temporary = temporary_folder(tmp_path, monkeypatch)
-    program = subprocess.Popen(
-        command("examples.demo", "--act", "2", url=postgres.url),
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
     engine = postgres.engine(isolation_level="AUTOCOMMIT")
-
-    def has_rows() -> bool:
-        with engine.connect() as connection:
-            there = inspect(connection).has_table("demo_departure")
-            return there and connection.exec_driver_sql("SELECT 1 FROM demo_departure").first() is not None
-
-    until(has_rows, "nothing was written", timeout=200)
-    os.killpg(program.pid, signal.SIGINT)
-    printed, errors = program.communicate(timeout=100)
-    assert (program.returncode, errors) == (130, "")
-    assert "interrupted" in printed
-    until(lambda: not is_alive(program.pid), "a process of the demo is left")
+    interrupted(lambda: has_rows(engine), "examples.demo", "--act", "2", url=postgres.url, timeout=200)
     assert_nothing_left(temporary)
     assert_no_rows_left(postgres)
 

@@ -1,9 +1,7 @@
 """The order chain keeps its promises no matter which process is killed, without a broker and with each
 broker."""
 
-import os
 import signal
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -34,7 +32,7 @@ from inbox import Backoff
 from inbox.schema import tables
 from outbox import DirectDelivery, Relay
 from outbox.schema import tables as outbox_tables
-from tests.examples.test_demo import table, until
+from tests.examples.test_demo import interrupted, table, until
 from tests.servers import Service
 from tests.servers.kafka import LocalKafka
 from tests.servers.rabbitmq import LocalRabbit
@@ -223,20 +221,12 @@ def test_it_starts_and_kills_brokers(
 
 def test_it_can_be_interrupted(postgres: Database) -> None:
     """Ctrl-C ends the program without a traceback, and removes what it created."""
-    started = subprocess.Popen(
-        command("examples.order_chain", url=postgres.url),
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
     engine = postgres.engine(isolation_level="AUTOCOMMIT")
-    until(lambda: inspect(engine).has_table("example_order") and trial.rows(engine) != [], "no order came")
-    os.killpg(started.pid, signal.SIGINT)
-    output, errors = started.communicate(timeout=60)
-    assert (started.returncode, errors) == (130, "")
-    assert "interrupted" in output
+
+    def has_begun() -> bool:
+        return inspect(engine).has_table("example_order") and trial.rows(engine) != []
+
+    interrupted(has_begun, "examples.order_chain", url=postgres.url)
     assert_nothing_left(engine)
 
 

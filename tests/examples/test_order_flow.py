@@ -1,10 +1,7 @@
 """The order flow keeps its promises while its workers are killed, and shows which promises a variant cannot
 make."""
 
-import os
 import re
-import signal
-import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,9 +19,9 @@ from examples.order_flow.services import NOWHERE
 from examples.order_flow.shop import Message, Shop
 from examples.order_flow.trial import Plan, Result
 from examples.order_flow.worker import VARIANTS, work
-from tests.examples.test_demo import until
+from tests.examples.test_demo import interrupted
 from tests.support.database import Database
-from tests.support.program import ROOT, command, complaints, run
+from tests.support.program import command, complaints, run
 
 PLAN = Plan(orders=12, kills=3)
 ONE = Plan(orders=1, kills=1)
@@ -151,14 +148,6 @@ def test_it_runs_as_a_program(postgres: Database) -> None:
 
 def test_it_can_be_interrupted(postgres: Database) -> None:
     """Ctrl-C ends the program without a traceback, and removes its tables."""
-    started = subprocess.Popen(
-        command("examples.order_flow", url=postgres.url),
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
     engine = postgres.engine(isolation_level="AUTOCOMMIT")
 
     def has_begun() -> bool:
@@ -167,11 +156,7 @@ def test_it_can_be_interrupted(postgres: Database) -> None:
                 return False
             return connection.execute(select(shop.order.c.id).limit(1)).first() is not None
 
-    until(has_begun, "no order was taken")
-    os.killpg(started.pid, signal.SIGINT)
-    output, errors = started.communicate(timeout=60)
-    assert (started.returncode, errors) == (130, "")
-    assert "interrupted" in output
+    interrupted(has_begun, "examples.order_flow", url=postgres.url)
     assert not inspect(engine).has_table("example_order")
 
 
