@@ -81,7 +81,8 @@ def test_missing_tables(database: Database) -> None:
     """If the tables are missing, the error names the command that creates them; the exit code is 1. (`relay`
     is left out: it writes log lines first.)"""
     url = database.url.render_as_string(hide_password=False)
-    for command in COMMANDS[1:-1]:
+    others = ("inbox list", "inbox retry billing 1", "outbox peek", "outbox pause", "outbox retry 1")
+    for command in [*COMMANDS[1:-1], *(each.split() for each in others)]:
         message = judged(in_this_process(*command, url=url), code=1)
         assert "create it with `inbox-outbox migrate --url URL`" in message, command
 

@@ -9,10 +9,10 @@ from sqlalchemy import Engine, update
 import outbox
 from inbox import Inbox
 from outbox import Envelope, Outcome, Refused, Unavailable
+from tests.cli.test_cli_repair import rows
 from tests.support.cases import case
 from tests.support.cli import Done, as_json, error, in_this_process, succeeded
 from tests.support.database import Database
-from tests.support.on import on
 from tests.support.outbox_publishers import ACCEPTED, TABLES, Recorder, count, dead, publish, relay
 
 Run = Callable[..., Done]
@@ -28,12 +28,6 @@ def run(postgres: Database) -> Run:
     """A function that runs a command on the test's database."""
     url = postgres.url.render_as_string(hide_password=False)
     return lambda *arguments: in_this_process(*arguments, url=url)
-
-
-def rows(printed: str) -> list[list[str]]:
-    """The printed cells, without headings and lines."""
-    printed_rows = [each for each in printed.splitlines() if each.startswith("│")]
-    return [[cell.strip() for cell in row.split("│")[1:-1]] for row in printed_rows]
 
 
 def in_three_states(engine: Engine) -> tuple[str, str, str]:
@@ -243,16 +237,6 @@ def test_settings_that_break_the_promise(postgres: Database) -> None:
         done = in_this_process("outbox", "relay", *options, url=url)
         assert said in error(done)
         assert done.returncode == 1
-
-
-@on("sqlite")
-def test_missing_tables(database: Database) -> None:
-    """If the tables are missing, the error names the command that creates them; the exit code is 1."""
-    url = database.url.render_as_string(hide_password=False)
-    for command in (["status"], ["peek"], ["pause"], ["retry", "1"]):
-        done = in_this_process("outbox", *command, url=url)
-        assert done.returncode == 1, command
-        assert "create it with `inbox-outbox migrate --url URL`" in error(done)
 
 
 def test_status_as_a_probe(engine: Engine, run: Run) -> None:

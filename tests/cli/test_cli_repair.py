@@ -225,16 +225,6 @@ def test_wrong_usage(arguments: list[str], said: str) -> None:
     assert done.returncode == 2
 
 
-@on("sqlite")
-def test_missing_tables(database: Database) -> None:
-    """If the tables are missing, the error names the command that creates them; the exit code is 1."""
-    url = database.url.render_as_string(hide_password=False)
-    for command in (["list"], ["show", CONSUMER, KEY], ["retry", CONSUMER, KEY]):
-        done = in_this_process("inbox", *command, url=url)
-        assert done.returncode == 1, command
-        assert "create it with `inbox-outbox migrate --url URL`" in error(done)
-
-
 def test_status(postgres: Database) -> None:
     """`status` prints how many messages have each status, next to the rows of the exactly-once path or alone,
     and each consumer's policy."""

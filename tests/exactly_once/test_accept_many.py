@@ -127,7 +127,7 @@ async def test_the_same_asynchronously(postgres: Database) -> None:
     await engine.dispose()
 
 
-def test_what_does_not_belong_together_is_refused(postgres: Database) -> None:
+def test_an_invalid_batch_is_refused(postgres: Database) -> None:
     """Payloads or times that are invalid, or not as many as the keys, are rejected before anything is
     taken."""
     with postgres.engine().begin() as connection:

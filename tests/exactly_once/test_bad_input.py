@@ -260,7 +260,7 @@ def _wrong_handles(engine: Engine) -> list[Any]:
     return [engine, ADDRESS, engine.url, sessionmaker(engine), None, create_async_engine(ADDRESS)]
 
 
-def test_what_is_no_connection_is_refused(secret_engine: Engine) -> None:
+def test_an_invalid_connection_is_refused(secret_engine: Engine) -> None:
     """Anything but a Connection or Session (an Engine, a URL and so on) is rejected with an error that says
     what is expected and shows no password."""
     for handle in _wrong_handles(secret_engine):
@@ -272,7 +272,7 @@ def test_what_is_no_connection_is_refused(secret_engine: Engine) -> None:
             assert SECRET not in str(caught.value)
 
 
-def test_what_is_no_engine_is_refused(secret_engine: Engine) -> None:
+def test_an_invalid_engine_is_refused(secret_engine: Engine) -> None:
     """`transaction` begins its own transaction, so it accepts only an Engine or a sessionmaker; the error
     shows no password."""
     for source in (ADDRESS, secret_engine.url, None, create_async_engine(ADDRESS), Session(secret_engine)):
@@ -329,7 +329,7 @@ def test_an_invalid_time_is_refused(secret_engine: Engine, value: Any) -> None:
             use()
 
 
-def test_a_time_that_is_needed() -> None:
+def test_times_that_are_needed() -> None:
     """Neither the wait nor a part of the retention can be None, and a wait is not longer than a day."""
     given: list[Any] = [None, timedelta(days=30)]
     for kind, value in product([Inbox, AsyncInbox], given):
@@ -375,7 +375,7 @@ def test_a_payload_that_has_no_digest_is_refused(sqlite: Database) -> None:
 
 
 @pytest.mark.parametrize("wait", [timedelta(days=1), 0.001], ids=str)
-def test_a_wait_that_is_taken_can_be_waited(migrated: Database, wait: Any) -> None:
+def test_every_valid_wait_works(migrated: Database, wait: Any) -> None:
     """The database can handle every `wait` that an inbox accepts, in batches too."""
     inbox = Inbox("bookkeeping", wait=wait)
     with migrated.engine().begin() as connection:

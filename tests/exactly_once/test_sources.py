@@ -143,7 +143,7 @@ def test_messages_wait_for_an_engine_that_does_not_exist_yet() -> None:
     assert "the function returned None" in decision.reason
 
 
-def test_what_is_no_source_is_refused_at_the_decorator(postgres: Database) -> None:
+def test_an_invalid_source_is_refused_at_the_decorator(postgres: Database) -> None:
     """None, a URL, a session, a source of the other kind or an asynchronous function is rejected before the
     first message, with a clear error that shows no password; what a function returns is checked at each
     message."""

@@ -289,7 +289,7 @@ def test_an_asynchronous_handler_is_for_the_other_listener() -> None:
         in_threads(["m"], handle)  # type: ignore[arg-type]
 
 
-def test_a_handler_that_is_no_function() -> None:
+def test_an_invalid_handler() -> None:
     """A handler that is not callable is rejected before anything runs."""
     with pytest.raises(InvalidOption, match="handler='no function'"):
         Listener().decide(["m"], "no function")  # type: ignore[arg-type]

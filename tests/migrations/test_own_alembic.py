@@ -144,7 +144,7 @@ def test_the_features_are_the_same_whichever_way(database: Database, features: t
             each.close()
 
 
-def test_features_that_are_none(postgres: Database) -> None:
+def test_invalid_features(postgres: Database) -> None:
     """An unknown feature is rejected by name, before anything is done."""
     for wrong in (["mailbox"], [], "inbox"):
         with pytest.raises(InvalidOption, match=r"features=.*expected some of inbox, status, ledger, outbox"):

@@ -173,7 +173,7 @@ UNREACHABLE = URL.create("postgresql+psycopg", host="127.0.0.1", port=1)
 
 
 @in_loop
-async def test_a_store_that_cannot_be_reached() -> None:
+async def test_an_unreachable_store() -> None:
     """An unreachable store is an error, unless the inbox was told to run without it."""
     engine = create_async_engine(UNREACHABLE)
     inbox = AsyncStatusInbox(CONSUMER, store=SqlStore(engine))

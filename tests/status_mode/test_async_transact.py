@@ -176,7 +176,7 @@ async def _aborted(connection: AsyncConnection) -> None:
 
 
 @in_loop
-async def test_what_cannot_be_a_source(sqlite: Database) -> None:
+async def test_an_invalid_source(sqlite: Database) -> None:
     """A synchronous engine is rejected as a source."""
     async with inbox_on(sqlite) as (inbox, _), inbox.claim("a") as claim:
         with pytest.raises(InvalidOption, match="source=Engine: expected an AsyncEngine, async_sess"):

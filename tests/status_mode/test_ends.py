@@ -189,7 +189,7 @@ def test_an_end_that_got_no_answer_is_written_with_another_claim(
 
 
 @on("sqlite", fixture="place")
-def test_an_error_that_cannot_be_told(store: Store) -> None:
+def test_an_error_whose_text_raises(store: Store) -> None:
     """An exception whose `str()` raises fails the message like any other."""
 
     class Untold(Exception):
