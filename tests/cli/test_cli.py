@@ -19,7 +19,7 @@ from inbox.schema import REVISION, metadata, tables
 from tests.support.cli import as_json, error, fill, inbox_outbox, line, succeeded
 from tests.support.database import Database
 from tests.support.inspection import snapshot
-from tests.support.on import each_on, on
+from tests.support.on_servers import each_on, on
 from tests.support.program import ROOT
 from tests.support.script import run_script
 

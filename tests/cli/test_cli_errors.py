@@ -11,7 +11,7 @@ from examples.embedded_postgres import free_port
 from inbox_outbox_base.errors import secrets
 from tests.support.cli import Done, error, in_this_process, inbox_outbox, line
 from tests.support.database import Database
-from tests.support.on import BOTH_MYSQL, each_on, on
+from tests.support.on_servers import BOTH_MYSQL, each_on, on
 from tests.support.program import ROOT
 
 SECRET = "s3cr3t-P@ss/w:ord%"  # noqa: S105 - of nobody

@@ -14,7 +14,7 @@ from inbox._status_mode.stores import Store, remember
 from inbox.schema import tables
 from tests.support.cli import Done, as_json, error, in_this_process, inbox_outbox, line, succeeded
 from tests.support.database import Database
-from tests.support.on import both_stores, on
+from tests.support.on_servers import both_stores, on
 from tests.support.program import ROOT
 from tests.support.status_mode.stores import (
     CONSUMER,

@@ -13,7 +13,7 @@ from inbox.errors import UnusableConnection
 from inbox.schema import tables
 from tests.support.cases import case
 from tests.support.database import Database
-from tests.support.on import BOTH_MYSQL, on
+from tests.support.on_servers import BOTH_MYSQL, on
 
 pytestmark = pytest.mark.mysql
 

@@ -13,7 +13,7 @@ from inbox import Inbox, Verdict, is_transient
 from tests.support import accounts
 from tests.support.cases import case
 from tests.support.database import Database
-from tests.support.on import BOTH_MYSQL, REMOTE, each_on, on
+from tests.support.on_servers import BOTH_MYSQL, WITH_WRITERS, each_on, on
 from tests.support.together import Task, wait_until_blocked
 
 pytestmark = pytest.mark.mysql
@@ -100,7 +100,7 @@ def _take_and_write(engine: Engine, take: Take, asked: threading.Event) -> Verdi
     return verdict
 
 
-@on(*REMOTE)  # SQLite has one writer: a batch is in flight as a whole
+@on(*WITH_WRITERS)  # SQLite has one writer: a batch is in flight as a whole
 def test_a_batch_tells_the_keys_in_flight_from_the_others(engine: Engine) -> None:
     """In a batch, only the keys that another transaction is taking are IN_FLIGHT; the others get their own
     verdicts, and the transaction commits."""
@@ -117,7 +117,7 @@ def test_a_batch_tells_the_keys_in_flight_from_the_others(engine: Engine) -> Non
         assert inbox.accept_many(connection, keys) == [duplicate, new, duplicate, duplicate, new, duplicate]
 
 
-@on(*REMOTE)
+@on(*WITH_WRITERS)
 def test_a_batch_waits_for_each_transaction_in_its_way(engine: Engine) -> None:
     """`wait` limits each single wait: a batch takes all its keys if each is released within `wait`, even if
     the waits add up to more."""

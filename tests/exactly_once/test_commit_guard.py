@@ -19,7 +19,7 @@ from tests.support import accounts
 from tests.support.accounts import Account
 from tests.support.database import Database
 from tests.support.listeners import asynchronously
-from tests.support.on import BOTH_MYSQL, each_on, on
+from tests.support.on_servers import BOTH_MYSQL, each_on, on
 from tests.support.together import Task, wait_until_blocked
 
 pytestmark = pytest.mark.mysql

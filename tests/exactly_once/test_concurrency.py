@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Engine
 from inbox import Inbox, Verdict, is_transient
 from tests.support import accounts
 from tests.support.database import Database
-from tests.support.on import REMOTE
+from tests.support.on_servers import WITH_WRITERS
 from tests.support.together import Broker, together
 
 pytestmark = pytest.mark.mysql
@@ -45,7 +45,7 @@ def test_copies_delivered_at_the_same_time_take_effect_once(migrated: Database) 
 
 @pytest.mark.parametrize(
     ("server", "level"),
-    [*product(REMOTE, ["REPEATABLE READ", "SERIALIZABLE"]), ("sqlite", "SERIALIZABLE")],
+    [*product(WITH_WRITERS, ["REPEATABLE READ", "SERIALIZABLE"]), ("sqlite", "SERIALIZABLE")],
     indirect=["server"],
 )
 def test_strict_isolation_stays_exact_through_retries(migrated: Database, level: str) -> None:

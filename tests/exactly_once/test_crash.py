@@ -13,7 +13,7 @@ from inbox import Inbox, Outcome, Verdict
 from tests.support import accounts, crash_worker
 from tests.support.database import Database
 from tests.support.forked import run_forked
-from tests.support.on import each_on
+from tests.support.on_servers import each_on
 from tests.support.together import Broker, Task
 
 pytestmark = pytest.mark.mysql

@@ -9,7 +9,7 @@ from sqlalchemy import Engine, text
 from inbox import SqlStore, StatusInbox, purge
 from outbox import Relay, pause
 from tests.support.database import Database
-from tests.support.on import REMOTE, each_on
+from tests.support.on_servers import WITH_WRITERS, each_on
 from tests.support.outbox_publishers import Recorder, publish
 
 pytestmark = pytest.mark.mysql
@@ -37,7 +37,7 @@ def purges(engine: Engine) -> None:
     assert purge(engine).finished
 
 
-@each_on("postgresql", "work", [(claims,), (relays,), (pauses,), (purges,)], [(claims,)], among=REMOTE)
+@each_on("postgresql", "work", [(claims,), (relays,), (pauses,), (purges,)], [(claims,)], among=WITH_WRITERS)
 def test_connections_that_have_ended(migrated: Database, work: Callable[[Engine], None]) -> None:
     """Code that begins its own transactions succeeds on a pool whose connections the server has ended."""
     publish(migrated.engine(), "a1")

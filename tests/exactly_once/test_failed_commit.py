@@ -16,7 +16,7 @@ from tests.outbox.test_async import run
 from tests.support import accounts
 from tests.support.accounts import Account
 from tests.support.database import Database
-from tests.support.on import each_on
+from tests.support.on_servers import each_on
 
 pytestmark = pytest.mark.mysql
 

@@ -5,7 +5,7 @@ import pytest
 from inbox import Inbox, Verdict
 from tests.support import accounts, fork_worker
 from tests.support.database import Database
-from tests.support.on import on
+from tests.support.on_servers import on
 from tests.support.program import command, run
 
 

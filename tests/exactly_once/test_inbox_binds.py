@@ -18,7 +18,7 @@ from inbox.schema import tables
 from tests.support import accounts
 from tests.support.accounts import Account
 from tests.support.database import Database, make_tables
-from tests.support.on import BOTH_MYSQL, each_on, on
+from tests.support.on_servers import BOTH_MYSQL, each_on, on
 from tests.support.several_databases import balance, other, recipe, replica
 from tests.support.status_mode.asynchronous import in_loop
 from tests.support.status_mode.stores import status_inbox

@@ -18,7 +18,7 @@ from inbox import AsyncInbox, EventKind, Inbox, Outcome, Verdict, is_transient
 from inbox.errors import CommitLost
 from tests.support import accounts
 from tests.support.database import Database
-from tests.support.on import REMOTE, each_on, on
+from tests.support.on_servers import WITH_WRITERS, each_on, on
 from tests.support.proxy import TcpProxy
 from tests.support.status_mode.locks import asynchronous, proxied
 
@@ -32,7 +32,7 @@ sources = each_on(
     "source,arrived",
     product(["engine", "session"], [True, False]),
     product(["engine"], [True, False]),
-    among=REMOTE,
+    among=WITH_WRITERS,
 )
 
 
@@ -148,7 +148,7 @@ def test_handler_runs_again_only_what_was_not_committed(
     assert wire.total() == 1
 
 
-@on(*REMOTE)
+@on(*WITH_WRITERS)
 def test_a_row_of_another_attempt_is_no_witness(wire: Wire, engine: Engine) -> None:
     """If the COMMIT did not arrive and another worker took the message before we could check, the row in the
     database is not ours: the block raises CommitLost."""

@@ -21,7 +21,7 @@ from inbox.errors import (
 from inbox.schema import tables
 from tests.support.database import Database
 from tests.support.listeners import Decide, each_listener
-from tests.support.on import on
+from tests.support.on_servers import on
 from tests.support.status_mode.asynchronous import in_loop, inbox_at
 from tests.support.status_mode.stores import Failed, Place, fail, status_inbox
 

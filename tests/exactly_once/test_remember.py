@@ -18,7 +18,7 @@ from inbox.errors import InvalidOption, PayloadMismatch
 from inbox.schema import metadata
 from tests.support import accounts
 from tests.support.database import Database
-from tests.support.on import on
+from tests.support.on_servers import on
 from tests.support.status_mode.asynchronous import in_loop
 
 on_sqlite = on("sqlite")

@@ -10,7 +10,7 @@ from inbox import Inbox, Verdict
 from inbox_outbox_base.databases.registry import database_of
 from tests.support import accounts, outages
 from tests.support.database import Database
-from tests.support.on import REMOTE, on
+from tests.support.on_servers import WITH_WRITERS, on
 from tests.support.together import Task, wait_until_blocked
 
 pytestmark = pytest.mark.mysql
@@ -30,7 +30,7 @@ def limited_locks(database: Database) -> URL:
     return database.url.update_query_dict({name: value})
 
 
-on_remote = on(*REMOTE)  # SQLite has no limits but the wait itself
+on_remote = on(*WITH_WRITERS)  # SQLite has no limits but the wait itself
 limits = pytest.mark.parametrize("limit", [outages.impatient, limited_locks])
 
 

@@ -16,7 +16,7 @@ from inbox import AsyncInbox, Inbox, Taken, Verdict
 from inbox.errors import InvalidOption, InvalidResult, TransactionEnded
 from tests.support import accounts
 from tests.support.database import Database, make_tables
-from tests.support.on import each_on
+from tests.support.on_servers import each_on
 from tests.support.status_mode.asynchronous import in_loop
 
 INBOX, ASYNC_INBOX = Inbox("billing", wait=0), AsyncInbox("billing", wait=0)

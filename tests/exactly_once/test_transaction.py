@@ -12,7 +12,7 @@ from inbox.errors import InboxError, InvalidOption, InvalidResult, TransientErro
 from inbox.schema import tables
 from tests.support.cases import case
 from tests.support.database import Database
-from tests.support.on import on
+from tests.support.on_servers import on
 
 pytestmark = pytest.mark.mysql
 

@@ -36,7 +36,7 @@ from tests.support import accounts, outages
 from tests.support.cases import case
 from tests.support.database import Database
 from tests.support.listeners import in_threads
-from tests.support.on import on
+from tests.support.on_servers import on
 from tests.support.outages import Trouble
 from tests.support.status_mode.asynchronous import in_loop
 from tests.support.status_mode.stores import CONSUMER, request, stored

@@ -14,7 +14,7 @@ from examples.inbox_fastapi import make_app, metadata, orders
 from inbox import AsyncInbox
 from tests.support.database import Database
 from tests.support.forked import run_module
-from tests.support.on import on
+from tests.support.on_servers import on
 from tests.support.program import complaints
 
 pytestmark = pytest.mark.quick("postgresql", "sqlite")

@@ -8,7 +8,7 @@ from outbox import Outbox
 from outbox.schema import tables
 from tests.support.database import Database
 from tests.support.forked import run_module
-from tests.support.on import each_on
+from tests.support.on_servers import each_on
 
 pytestmark = pytest.mark.quick("postgresql", "sqlite")
 

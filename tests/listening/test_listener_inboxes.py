@@ -38,7 +38,7 @@ from tests.support.listeners import (
     payments,
     until_acknowledged,
 )
-from tests.support.on import both_stores, on
+from tests.support.on_servers import both_stores, on
 from tests.support.status_mode.stores import ENDS, change, held, request, status_inbox, stored, untimed
 from tests.support.together import together
 

@@ -17,7 +17,7 @@ from tests.support.alembic_project import run as alembic
 from tests.support.application import Application
 from tests.support.database import Database
 from tests.support.inspection import snapshot
-from tests.support.on import each_on, on
+from tests.support.on_servers import each_on, on
 from tests.support.program import ROOT
 from tests.support.script import run_script
 

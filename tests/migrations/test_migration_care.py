@@ -23,7 +23,7 @@ from tests.support.application import Application
 from tests.support.cases import case
 from tests.support.database import Database
 from tests.support.inspection import snapshot
-from tests.support.on import BOTH_MYSQL, on
+from tests.support.on_servers import BOTH_MYSQL, on
 from tests.support.processes import workers
 
 pytestmark = pytest.mark.mysql

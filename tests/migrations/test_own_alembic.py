@@ -18,7 +18,7 @@ from tests.support.alembic_project import Project
 from tests.support.cli import error, inbox_outbox, succeeded
 from tests.support.database import Database
 from tests.support.inspection import snapshot
-from tests.support.on import on
+from tests.support.on_servers import on
 from tests.support.script import run_script
 
 OWN = {"alembic_version", "invoice"}

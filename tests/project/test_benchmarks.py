@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests import servers
-from tests.support import spark_cluster
 from tests.support.program import ROOT
+from tests.support.spark import cluster as spark_cluster
 
 BROKERS = ("kafka", "rabbitmq", "rocketmq")
 

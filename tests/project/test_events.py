@@ -8,7 +8,7 @@ import pytest
 from inbox import Backoff, Claim, Event, EventKind, Status, StatusInbox
 from inbox._status_mode.stores import HeldRecord, Store
 from inbox.errors import GiveUp, InvalidResult, LeaseLost
-from tests.support.on import on
+from tests.support.on_servers import on
 
 BEGINS = {EventKind.CLAIMED, EventKind.UNPROTECTED}
 ENDS = {

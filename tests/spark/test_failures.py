@@ -11,8 +11,8 @@ import pytest
 from sqlalchemy import insert
 
 from tests.support.on_servers import only_on
+from tests.support.spark import rows_and_table
 from tests.support.spark.cluster import is_running, kill, parents
-from tests.support.spark.fixtures import rows_and_table
 from tests.support.spark_jobs.application import Application, JobFailed
 from tests.support.spark_jobs.faults import PATIENCE, Faults, Point, Visit
 from tests.support.spark_jobs.payments import PAYMENT, Target, check_report, name

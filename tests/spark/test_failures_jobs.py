@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from tests.support.on_servers import only_on
+from tests.support.spark import rows_and_table
 from tests.support.spark.cluster import kill
-from tests.support.spark.fixtures import rows_and_table
 from tests.support.spark_jobs.application import Application, JobFailed
 from tests.support.spark_jobs.faults import Faults
 from tests.support.spark_jobs.payments import Target, check_report, number

@@ -12,7 +12,7 @@ from sqlalchemy.util import greenlet_spawn
 
 from inbox import AsyncClaim, AsyncStatusInbox, Event, EventKind, SqlStore, Status, StatusInbox, Verdict
 from inbox.errors import InvalidKey, InvalidOption, StoreUnreachable
-from tests.support.on import both_stores, on
+from tests.support.on_servers import both_stores, on
 from tests.support.status_mode.asynchronous import beside, failed, in_loop, inbox_at, recorded
 from tests.support.status_mode.stores import CONSUMER, Place
 

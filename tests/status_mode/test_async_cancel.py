@@ -14,7 +14,7 @@ from inbox import AsyncClaim, AsyncStatusInbox, SqlStore, Status, Verdict
 from inbox.errors import StoreUnreachable
 from tests.support import accounts
 from tests.support.database import Database
-from tests.support.on import both_stores, on
+from tests.support.on_servers import both_stores, on
 from tests.support.status_mode.asynchronous import in_loop, inbox_at, recorded
 from tests.support.status_mode.stores import CONSUMER, Place
 

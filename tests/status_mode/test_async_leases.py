@@ -17,7 +17,7 @@ from inbox import AsyncStatusInbox, Event, EventKind, SqlStore, Status, Verdict,
 from inbox._status_mode.stores import Change, HeldRecord
 from inbox.errors import LeaseLost, StoreUnreachable
 from tests.support.database import Database
-from tests.support.on import both_stores, on
+from tests.support.on_servers import both_stores, on
 from tests.support.status_mode.asynchronous import beside, in_loop, inbox_at, recorded
 from tests.support.status_mode.stores import CONSUMER, Place
 

@@ -12,7 +12,7 @@ from inbox import AsyncClaim, AsyncStatusInbox, Status, Verdict
 from inbox.errors import GiveUp, InvalidOption
 from tests.status_mode.test_steps import Calls, called, undoing
 from tests.support.listeners import awaited
-from tests.support.on import on
+from tests.support.on_servers import on
 from tests.support.status_mode.asynchronous import in_loop, inbox_at, recorded
 from tests.support.status_mode.stores import Failed, Place, fail
 

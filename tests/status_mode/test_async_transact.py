@@ -25,7 +25,7 @@ from inbox.errors import (
 )
 from tests.support import accounts
 from tests.support.database import Database
-from tests.support.on import on
+from tests.support.on_servers import on
 from tests.support.status_mode.asynchronous import beside, in_loop
 from tests.support.status_mode.stores import CONSUMER, stored
 

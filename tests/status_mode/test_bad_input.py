@@ -18,7 +18,7 @@ from inbox._status_mode.stores import Store
 from inbox.errors import InvalidKey, InvalidOption, StoreUnreachable, TablesMissing, UnsupportedDatabase
 from tests.support.cases import case
 from tests.support.database import Database
-from tests.support.on import on
+from tests.support.on_servers import on
 from tests.support.status_mode.stores import Failed, deliver, status_inbox, stored
 
 SECRET = "hunter2"  # noqa: S105 - it opens nothing

@@ -8,7 +8,7 @@ import pytest
 from inbox import Claim, Status, Verdict
 from inbox._status_mode.stores import Store
 from inbox.errors import LeaseLost
-from tests.support.on import both_stores
+from tests.support.on_servers import both_stores
 from tests.support.status_mode.repairs import KEY, deliver, fails, inbox_of
 from tests.support.status_mode.stores import stored
 

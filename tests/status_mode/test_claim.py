@@ -12,7 +12,7 @@ import pytest
 from inbox import Backoff, Claim, Event, EventKind, Outcome, Status, Verdict
 from inbox._status_mode.stores import Store
 from inbox.errors import GiveUp, InvalidKey, InvalidOption, InvalidResult, LeaseLost
-from tests.support.on import both_stores, on
+from tests.support.on_servers import both_stores, on
 from tests.support.processes import wait_until
 from tests.support.status_mode.stores import (
     CONSUMER,

@@ -14,7 +14,7 @@ from inbox._status_mode.stores import Store
 from inbox.errors import GiveUp, InvalidOption, LeaseLost, StoreUnreachable
 from tests.status_mode.test_steps import Calls, called, undoing
 from tests.support.database import Database
-from tests.support.on import both_stores, on
+from tests.support.on_servers import both_stores, on
 from tests.support.processes import wait_until
 from tests.support.status_mode.asynchronous import beside, in_loop, inbox_at, recorded
 from tests.support.status_mode.stores import (

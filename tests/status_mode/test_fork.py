@@ -9,7 +9,7 @@ import pytest
 from inbox import Claim, Event, EventKind, Status, StatusInbox
 from inbox._status_mode.stores import Store
 from inbox.errors import LeaseLost
-from tests.support.on import each_on
+from tests.support.on_servers import each_on
 from tests.support.status_mode.stores import NAMES, status_inbox, stored
 
 AS_EXPECTED, OTHERWISE = 17, 18

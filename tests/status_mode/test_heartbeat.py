@@ -9,7 +9,7 @@ from sqlalchemy import event
 
 from inbox import Claim, SqlStore, Status, StatusInbox, Verdict
 from inbox._status_mode.stores import Store
-from tests.support.on import both_stores
+from tests.support.on_servers import both_stores
 from tests.support.processes import wait_until
 from tests.support.status_mode.stores import Place, deliver, fail, request, status_inbox, stored
 

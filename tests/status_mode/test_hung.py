@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from inbox import AsyncStatusInbox, SqlStore, Status, StatusInbox, Verdict
 from tests.support.database import Database, dispose
-from tests.support.on import REMOTE, on
+from tests.support.on_servers import WITH_WRITERS, on
 from tests.support.processes import wait_until
 from tests.support.proxy import TcpProxy
 from tests.support.status_mode.asynchronous import in_loop
@@ -17,7 +17,7 @@ from tests.support.status_mode.locks import asynchronous, is_end, is_renewal, pr
 from tests.support.status_mode.stores import CONSUMER, request, status_inbox, stored
 
 LEASE = 6.0
-pytestmark = on(*REMOTE)  # SQLite has no connection that could hang
+pytestmark = on(*WITH_WRITERS)  # SQLite has no connection that could hang
 
 
 @pytest.fixture

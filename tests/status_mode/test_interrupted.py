@@ -13,7 +13,7 @@ import pytest
 from inbox import Claim, Status, Verdict, retry
 from inbox._status_mode.hold import INTERRUPTIONS
 from inbox._status_mode.stores import Store
-from tests.support.on import both_stores, on
+from tests.support.on_servers import both_stores, on
 from tests.support.status_mode.asynchronous import in_loop, inbox_at, recorded
 from tests.support.status_mode.stores import CONSUMER, Place, deliver, status_inbox, stored
 

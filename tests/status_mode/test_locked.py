@@ -13,7 +13,7 @@ from inbox import AsyncStatusInbox, Event, EventKind, SqlStore, Status, StatusIn
 from inbox.errors import LeaseLost, StoreUnreachable
 from inbox.schema import tables
 from tests.support.database import Database
-from tests.support.on import REMOTE, on
+from tests.support.on_servers import WITH_WRITERS, on
 from tests.support.processes import wait_until
 from tests.support.status_mode.asynchronous import in_loop
 from tests.support.status_mode.locks import locked
@@ -22,7 +22,7 @@ from tests.support.status_mode.stores import CONSUMER, change, end, held, reques
 pytestmark = pytest.mark.mysql
 
 LEASE = 3.0
-on_remote = on(*REMOTE)  # SQLite locks the whole file: nobody else writes at all
+on_remote = on(*WITH_WRITERS)  # SQLite locks the whole file: nobody else writes at all
 KEYS = ("k1", "k2", "k3")
 
 

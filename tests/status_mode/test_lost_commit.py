@@ -10,12 +10,12 @@ from inbox.errors import CommitLost
 from tests.exactly_once.test_lost_commit import is_commit
 from tests.support import accounts
 from tests.support.database import Database
-from tests.support.on import REMOTE, on
+from tests.support.on_servers import WITH_WRITERS, on
 from tests.support.proxy import TcpProxy
 from tests.support.status_mode.locks import proxied
 from tests.support.status_mode.stores import deliver, status_inbox, stored
 
-pytestmark = [pytest.mark.mysql, on(*REMOTE)]
+pytestmark = [pytest.mark.mysql, on(*WITH_WRITERS)]
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from inbox._status_mode.stores import Store
 from inbox.errors import LeaseLost
 from tests.support import accounts
 from tests.support.database import Database
-from tests.support.on import on
+from tests.support.on_servers import on
 from tests.support.processes import wait_until
 from tests.support.status_mode.asynchronous import in_loop, inbox_at, recorded
 from tests.support.status_mode.stores import CONSUMER, Place, request, stored

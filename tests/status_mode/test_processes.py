@@ -9,7 +9,7 @@ import pytest
 
 from inbox import Status, Verdict
 from inbox._status_mode.stores import Store
-from tests.support.on import both_stores
+from tests.support.on_servers import both_stores
 from tests.support.processes import CONTEXT, wait_until, workers
 from tests.support.status_mode.stores import Place, change, held, request, stored
 from tests.support.status_mode.worker import (

@@ -12,7 +12,7 @@ from inbox import EventKind, Verdict, discard
 from inbox._memory import Known, Memory
 from inbox._status_mode.stores import ClaimAnswer, Request, Store
 from inbox.errors import LeaseLost
-from tests.support.on import on
+from tests.support.on_servers import on
 from tests.support.status_mode.asynchronous import in_loop, inbox_at
 from tests.support.status_mode.stores import CONSUMER, Place, deliver, fail, status_inbox, stored
 

@@ -12,7 +12,7 @@ from inbox import Claim, EventKind, Status, Verdict
 from inbox._status_mode.hold import OnUnknown
 from inbox._status_mode.stores import UNDO_ATTEMPTS, Change, HeldRecord, Store
 from inbox.errors import InvalidOption, InvalidResult, StepNotDone, StoreUnreachable
-from tests.support.on import both_stores, on
+from tests.support.on_servers import both_stores, on
 from tests.support.status_mode.stores import CONSUMER, Failed, deliver, fail, status_inbox, stored
 
 Calls = list[str]

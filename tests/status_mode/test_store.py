@@ -13,7 +13,7 @@ import pytest
 from inbox import Status, Verdict
 from inbox._status_mode.stores import UNDO_ATTEMPTS, Store
 from inbox._status_mode.stores.records import Judgement, judge
-from tests.support.on import each_on
+from tests.support.on_servers import each_on
 from tests.support.status_mode.stores import (
     CONSUMER,
     DIGESTS,

@@ -8,7 +8,7 @@ import pytest
 
 from inbox import Status, Verdict
 from inbox._status_mode.stores import HeldRecord, Store
-from tests.support.on import each_on
+from tests.support.on_servers import each_on
 from tests.support.status_mode.stores import (
     CONSUMER,
     DIGESTS,

@@ -22,7 +22,7 @@ from inbox.errors import (
 )
 from tests.support import accounts
 from tests.support.database import Database
-from tests.support.on import REMOTE, each_on, on
+from tests.support.on_servers import WITH_WRITERS, each_on, on
 from tests.support.processes import wait_until
 from tests.support.status_mode.stores import deliver, fail, request, status_inbox, stored
 from tests.support.together import Task
@@ -206,7 +206,7 @@ def test_only_a_database_can_commit_with_the_step(store: Store) -> None:
         deliver(status_inbox(store), lambda claim: claim.transact("book", fail))
 
 
-@on(*REMOTE)  # SQLite has one writer: while a transaction writes nothing else does
+@on(*WITH_WRITERS)  # SQLite has one writer: while a transaction writes nothing else does
 def test_other_messages_keep_their_leases(migrated: Database) -> None:
     """While a transaction locks its message's record, heartbeats still renew the leases of all other
     messages, and its own `heartbeat` does not block on its own row."""

@@ -7,13 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests import servers
 from tests.servers import NAMES
 
-WITH_WRITERS = tuple(name for name in servers.NAMES if name != "sqlite")
+WITH_WRITERS = tuple(name for name in NAMES if name != "sqlite")
 """Servers where several transactions can write at the same time."""
-
-
+BOTH_MYSQL = ("mariadb", "mysql")
 STORES = ("sqlite", *WITH_WRITERS, "redis")
 """Where stores of status-table mode are, for the fixture `place`."""
 
@@ -60,3 +58,23 @@ def fully_on(
 
 def _name(row: Any) -> str:
     return "-".join(map(str, row)) if isinstance(row, tuple) else str(row)
+
+
+both_stores = on("sqlite", "redis", fixture="place")
+"""SqlStore and RedisStore: what a handler does is the same in every database."""
+
+
+def each_on(
+    first: str,
+    arguments: str,
+    rows: Iterable[tuple[Any, ...]],
+    others: Iterable[tuple[Any, ...]],
+    *,
+    among: Iterable[str] = NAMES,
+    fixture: str = "server",
+) -> pytest.MarkDecorator:
+    """Run all rows of arguments on the first server; on each of the others, the rows with statements or
+    driver calls of its own."""
+    given = [(first, *row) for row in rows]
+    given += [(name, *row) for name, row in product(among, others) if name != first]
+    return pytest.mark.parametrize(f"{fixture},{arguments}", given, indirect=[fixture])

@@ -80,9 +80,3 @@ def target(
     yield Target(database, getattr(request, "param", "rows"))
     database.dispose()
     in_the_end.append(database.close)
-
-
-rows_and_table = pytest.mark.parametrize(
-    "target", ["rows", pytest.param("table", marks=pytest.mark.long)], indirect=True
-)
-"""With the inbox, and with `inbox="table"`."""
