@@ -17,7 +17,7 @@ from tests.servers import mariadb
 from tests.servers.mysql_like import SETTINGS, LocalMySQL
 from tests.support import accounts
 from tests.support.database import Database, make_tables
-from tests.support.on_servers import fully_on
+from tests.support.on_servers import each_on
 from tests.support.outbox_publishers import AsyncRecorder, Recorder
 from tests.support.present import present
 from tests.support.replication import Primary
@@ -146,7 +146,7 @@ def run_status_listener(engine: Engine) -> None:
     assert listener.decide(["a"], inbox.handler(key=str)(lambda claim, message: None))[0].action is Action.ACK
 
 
-@fully_on("sqlite", "run", {each.__name__: each for each in (run_relay, run_listener, run_status_listener)})
+@each_on("sqlite", "run", {each.__name__: each for each in (run_relay, run_listener, run_status_listener)})
 def test_risky_settings_are_named(
     migrated: Database, said: Callable[[], list[str]], run: Callable[[Engine], None]
 ) -> None:
@@ -160,7 +160,7 @@ def test_risky_settings_are_named(
     assert str(migrated.url.database) in message
 
 
-@fully_on("sqlite", "kind", ["relay", "listener", "status"])
+@each_on("sqlite", "kind", ["relay", "listener", "status"])
 def test_risky_settings_are_named_in_a_loop(
     migrated: Database, said: Callable[[], list[str]], kind: str
 ) -> None:

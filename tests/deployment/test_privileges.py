@@ -16,13 +16,13 @@ from inbox.schema import metadata, tables
 from inbox_outbox_base.databases import member_statements
 from outbox import Accepted, Message, Outbox, Outcome, Refused, Relay, Unavailable
 from tests.support.database import Database
-from tests.support.on_servers import only_on
+from tests.support.on_servers import on
 from tests.support.outbox_publishers import Recorder
 from tests.support.roles import SECTIONS, Right, Role, is_denied, page, rights, role
 from tests.support.spark.writes import batch, make_result, write
 from tests.support.status_mode.repairs import gives_up, halts
 
-on_roles = only_on("postgresql", "mariadb")  # SQLite has no roles, and MySQL's rights are MariaDB's
+on_roles = on("postgresql", "mariadb")  # SQLite has no roles, and MySQL's rights are MariaDB's
 
 TABLES = tables()
 OLD = datetime.now(UTC) - timedelta(days=100)

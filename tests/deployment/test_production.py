@@ -10,13 +10,13 @@ from inbox import Action, Claim, Inbox, SqlStore, StatusInbox
 from outbox import Outbox, Relay
 from tests.support import accounts
 from tests.support.database import Database
-from tests.support.on_servers import only_on
+from tests.support.on_servers import on
 from tests.support.outbox_publishers import Recorder, publish
 from tests.support.processes import wait_until
 from tests.support.together import Task
 
 WORKERS = 4
-many_writers = only_on("postgresql", "mariadb", "mysql")
+many_writers = on("postgresql", "mariadb", "mysql")
 MESSAGES = [str(number) for number in range(20)]
 
 

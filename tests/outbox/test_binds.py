@@ -59,7 +59,7 @@ def add_only(session: Session) -> None:
     session.add(Account(name="new", total=1))
 
 
-@spread("steps", [(publish, flush), (flush, publish), (publish, add_only)])
+@spread("steps", [((publish, flush),), ((flush, publish),), ((publish, add_only),)])
 def test_a_session_that_writes_to_two_databases(
     migrated: Database, other: Database, steps: tuple[Steps, ...]
 ) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 from sqlalchemy import insert
 
-from tests.support.on_servers import only_on
+from tests.support.on_servers import on
 from tests.support.spark import rows_and_table
 from tests.support.spark.cluster import is_running, kill, parents
 from tests.support.spark_jobs.application import Application, JobFailed
@@ -19,7 +19,7 @@ from tests.support.spark_jobs.payments import PAYMENT, Target, check_report, nam
 
 pytest_plugins = ["tests.support.spark.fixtures"]
 pytestmark = [
-    only_on("postgresql", "mariadb"),
+    on("postgresql", "mariadb"),
     pytest.mark.long(but_on="postgresql"),
 ]
 points = pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import URL, text
 
 from tests.exactly_once.test_lost_commit import is_commit
-from tests.support.on_servers import only_on
+from tests.support.on_servers import on
 from tests.support.proxy import TcpProxy
 from tests.support.spark.cluster import kill
 from tests.support.spark_jobs.application import Application
@@ -17,7 +17,7 @@ from tests.support.spark_jobs.payments import Target, check_report
 
 pytest_plugins = ["tests.support.spark.fixtures"]
 pytestmark = [
-    only_on("postgresql", "mariadb"),
+    on("postgresql", "mariadb"),
     pytest.mark.long(but_on="postgresql"),
 ]
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.on_servers import only_on
+from tests.support.on_servers import on
 from tests.support.spark import rows_and_table
 from tests.support.spark.cluster import kill
 from tests.support.spark_jobs.application import Application, JobFailed
@@ -14,7 +14,7 @@ from tests.support.spark_jobs.payments import Target, check_report, number
 
 pytest_plugins = ["tests.support.spark.fixtures"]
 pytestmark = [
-    only_on("postgresql", "mariadb"),
+    on("postgresql", "mariadb"),
     pytest.mark.long(but_on="postgresql"),
 ]
 

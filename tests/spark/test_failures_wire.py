@@ -11,7 +11,7 @@ from inbox.schema import tables
 from tests.servers import Server
 from tests.spark.test_failures_connections import UNENCRYPTED
 from tests.support.database import Database
-from tests.support.on_servers import only_on
+from tests.support.on_servers import on
 from tests.support.proxy import TcpProxy
 from tests.support.spark.writes import attempt, batch, make_result, prepared, taken, written
 from tests.support.spark_jobs.application import Application
@@ -86,7 +86,7 @@ def private_target(server: Server, private_postgres: EmbeddedPostgres) -> Iterat
     target.engine.dispose()
 
 
-@only_on("postgresql")
+@on("postgresql")
 def test_a_restarted_server_is_not_seen_by_spark(
     application: Application, private_target: Target, private_postgres: EmbeddedPostgres, faults: Faults
 ) -> None:

@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError
 from inbox.errors import TransactionAborted, TransactionEnded
 from inbox.schema import tables
 from tests.support.database import Database
-from tests.support.on_servers import fully_on
+from tests.support.on_servers import each_on
 from tests.support.spark.writes import (
     CONSUMER,
     RESULT,
@@ -37,7 +37,7 @@ MANY = [batch(*((f"{at:02d}-{number}", number) for number in range(3_000))) for 
 LEDGERS = ["verify", "trust", "off"]
 
 
-@fully_on("postgresql", "ledger", LEDGERS)
+@each_on("postgresql", "ledger", LEDGERS)
 def test_a_swallowed_error(migrated: Database, engine: Engine, ledger: str) -> None:
     """A function ignores a database error. On PostgreSQL the error has aborted the transaction, and the task
     raises TransactionAborted. Elsewhere it has undone only one statement, and the rest commits."""
@@ -70,7 +70,7 @@ ENDINGS: dict[str, Callable[[Any], object]] = {
 
 
 # Every driver ends a transaction in its own way, so the first half, with a ledger, runs on every server.
-@fully_on("sqlite", "ledger, end", product(["verify", "off"], ENDINGS), first=len(ENDINGS))
+@each_on("sqlite", "ledger, end", product(["verify", "off"], ENDINGS), others=len(ENDINGS))
 def test_a_function_that_ends_the_transaction(
     migrated: Database, engine: Engine, ledger: str, end: str
 ) -> None:
@@ -99,7 +99,7 @@ def test_a_function_that_ends_the_transaction(
     assert written(engine) == TEN
 
 
-@fully_on("sqlite", "ledger", LEDGERS)
+@each_on("sqlite", "ledger", LEDGERS)
 def test_a_function_that_reads_only_some_rows(migrated: Database, engine: Engine, ledger: str) -> None:
     """Rows that the function does not read count as taken nevertheless, over all batches of a large
     partition."""

@@ -19,7 +19,7 @@ from spark._executor.probe import unseen_rows
 from spark._executor.task import Done
 from spark._options.settings import WriterSettings
 from tests.support.database import Database
-from tests.support.on_servers import fully_on, only_on
+from tests.support.on_servers import each_on, on
 from tests.support.spark.writes import (
     CONSUMER,
     attempt,
@@ -108,7 +108,7 @@ def test_a_key_is_in_flight_while_a_partition_is_open(migrated: Database, engine
     assert accept(engine, "a", "b") == [NEW, NEW]
 
 
-@fully_on("postgresql", "commits", [True, False])
+@each_on("postgresql", "commits", [True, False])
 def test_a_partition_waits_for_a_worker(
     migrated: Database, engine: Engine, monkeypatch: pytest.MonkeyPatch, *, commits: bool
 ) -> None:
@@ -138,7 +138,7 @@ def test_a_partition_waits_for_a_worker(
     assert written(engine) == [("a", 1), ("c", 3)] if commits else [("a", 1), ("b", 2), ("c", 3)]
 
 
-@fully_on("postgresql", "overlap", [2_500, 0, 1, 7, 4_999, 5_000])
+@each_on("postgresql", "overlap", [2_500, 0, 1, 7, 4_999, 5_000])
 def test_some_of_many_keys_are_taken(
     migrated: Database, engine: Engine, overlap: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,7 +157,7 @@ def test_some_of_many_keys_are_taken(
     assert written(engine) == [(key, 1 if key in old else 2) for key in sorted([*keys, *between])]
 
 
-@only_on("postgresql")
+@on("postgresql")
 def test_dense_keys_after_sparse_ones(
     migrated: Database, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,7 +214,7 @@ def test_tasks_take_turns_on_few_connections(migrated: Database, engine: Engine)
     assert most == 1
 
 
-@only_on("postgresql", "mariadb", "mysql")
+@on("postgresql", "mariadb", "mysql")
 def test_each_consumer_has_connections_of_its_own(migrated: Database, engine: Engine) -> None:
     """A consumer that uses all its connections does not make another one wait."""
     inside, go_on = threading.Event(), threading.Event()

@@ -18,7 +18,7 @@ from spark._executor.report import RowCounts
 from spark._executor.task import run_task
 from spark.errors import InvalidRow
 from tests.support.database import Database
-from tests.support.on_servers import fully_on, only_on
+from tests.support.on_servers import each_on, on
 from tests.support.spark.writes import (
     CONSUMER,
     RESULT,
@@ -38,8 +38,8 @@ from tests.support.together import wait_until_blocked
 
 LEDGERS = ["verify", "trust", "off"]
 TEN = [(f"k{number}", number) for number in range(10)]
-every_ledger = fully_on("sqlite", "ledger", LEDGERS)
-copied = fully_on("postgresql", "ledger", LEDGERS)  # SQLite has one writer at a time
+every_ledger = each_on("sqlite", "ledger", LEDGERS)
+copied = each_on("postgresql", "ledger", LEDGERS)  # SQLite has one writer at a time
 
 
 @pytest.mark.parametrize("ledger", LEDGERS)
@@ -76,7 +76,7 @@ def test_the_same_run_again(migrated: Database, engine: Engine, ledger: str) -> 
     assert written(engine) == TEN
 
 
-@only_on("sqlite")
+@on("sqlite")
 def test_another_batch_or_run_is_another_piece_of_work(migrated: Database, engine: Engine) -> None:
     """Only the same batch of the same named run is recognised; a run without a name never is. The keys of
     other runs and batches are duplicates nevertheless."""
@@ -104,7 +104,7 @@ def test_another_consumer_is_another_ledger(migrated: Database, engine: Engine) 
     assert len(written(engine)) == 30
 
 
-@only_on("sqlite")
+@on("sqlite")
 def test_trust_does_not_even_read(migrated: Database, engine: Engine) -> None:
     """With ledger="trust" the rows of a committed partition are not read; with "verify" they are. A partition
     that has not committed is read and written in both cases."""
@@ -157,7 +157,7 @@ def test_a_run_that_was_left_half_way(migrated: Database, engine: Engine, ledger
     assert written(engine) == TEN
 
 
-@fully_on("sqlite", "ledger, seen", product(LEDGERS, [3, 0, 5]))
+@each_on("sqlite", "ledger, seen", product(LEDGERS, [3, 0, 5]))
 def test_another_attempt_sees_other_rows(migrated: Database, engine: Engine, ledger: str, seen: int) -> None:
     """The plan is not deterministic: an attempt commits without Spark knowing, and the next attempt at the
     same partition has different rows, or only some of the same. All rows of both are written once."""
@@ -170,7 +170,7 @@ def test_another_attempt_sees_other_rows(migrated: Database, engine: Engine, led
     assert taken(engine) == [key for key, _ in TEN]
 
 
-@only_on("sqlite")
+@on("sqlite")
 def test_numbers_of_batches_that_begin_again(migrated: Database, engine: Engine) -> None:
     """A stream whose checkpoint was deleted numbers its batches from 0 again. Different rows under an old
     number are applied, and the same rows under a new number are not."""
@@ -271,7 +271,7 @@ def test_a_connection_lost_in_the_report(
     assert len(lost) == 1
 
 
-@only_on("sqlite")
+@on("sqlite")
 def test_rows_without_a_key_alone_are_counted_once(migrated: Database, engine: Engine) -> None:
     """A partition that contains only rows without a key is recorded in the ledger, too."""
     for _ in range(2):
@@ -281,7 +281,7 @@ def test_rows_without_a_key_alone_are_counted_once(migrated: Database, engine: E
     assert written(engine) == []
 
 
-@only_on("sqlite")
+@on("sqlite")
 def test_a_purged_ledger_costs_only_time(migrated: Database, engine: Engine) -> None:
     """Without its ledger rows a run is not recognised, but its keys still are."""
     write(migrated, [batch(*TEN)], run="r")

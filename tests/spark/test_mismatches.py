@@ -22,7 +22,7 @@ from spark._options.settings import checked
 from spark.errors import ColumnMismatch
 from tests.support.cases import case
 from tests.support.database import Database
-from tests.support.on_servers import fully_on, only_on
+from tests.support.on_servers import each_on, on
 from tests.support.spark.writes import (
     CONSUMER,
     attempt,
@@ -48,7 +48,7 @@ def load(database: Database, *partitions: Any, **options: Any) -> tuple[dict[str
 
 
 @pytest.mark.mysql
-@fully_on(
+@each_on(
     "postgresql",
     "ledger, level",
     [("verify", "READ_COMMITTED"), ("trust", "REPEATABLE_READ"), ("off", "SERIALIZABLE")],
@@ -77,7 +77,7 @@ def test_many_keys_come_again(migrated: Database, engine: Engine) -> None:
     assert len(written(engine)) == 30_000
 
 
-@only_on("sqlite")
+@on("sqlite")
 def test_a_key_that_repeats_in_the_job(migrated: Database, engine: Engine) -> None:
     """Rows whose key repeats in a job, in one partition or in several, are compared with the row that was
     applied."""
@@ -86,7 +86,7 @@ def test_a_key_that_repeats_in_the_job(migrated: Database, engine: Engine) -> No
     assert written(engine) == [("a", 1), ("b", 2)]
 
 
-@fully_on("sqlite", "ledger", ["verify", "trust", "off"])
+@each_on("sqlite", "ledger", ["verify", "trust", "off"])
 def test_the_same_job_again_counts_the_same(migrated: Database, engine: Engine, ledger: str) -> None:
     """A job that is submitted again, after it finished or after some of its partitions committed, counts each
     row once."""
@@ -128,7 +128,7 @@ def test_a_zombie_counts_nothing(migrated: Database, engine: Engine) -> None:
         assert connection.execute(its).all() == [(2, 1)]
 
 
-@only_on("sqlite")
+@on("sqlite")
 def test_a_job_that_comes_again_with_other_content(migrated: Database, engine: Engine) -> None:
     """A run that is submitted again with the same keys but other content is not taken for finished."""
     assert load(migrated, [batch(("a", 1), ("b", 2))], run="r") == ({"new": 2}, 0)
@@ -137,7 +137,7 @@ def test_a_job_that_comes_again_with_other_content(migrated: Database, engine: E
     assert written(engine) == [("a", 1), ("b", 2)]
 
 
-@only_on("sqlite")
+@on("sqlite")
 def test_a_mismatch_can_fail_the_job(migrated: Database, engine: Engine) -> None:
     """With `mismatches="error"`, a partition that contains a mismatch writes nothing, whether the key was
     taken before or repeats in the partition. The error names the keys."""
@@ -253,7 +253,7 @@ def test_a_digest_never_changes() -> None:
             assert digest_of(VALUES | {name: (kind, other)}) != digest_of(VALUES)
 
 
-@only_on("sqlite")
+@on("sqlite")
 def test_what_cannot_be_compared_is_refused(migrated: Database, engine: Engine) -> None:
     """A digest that cannot be computed is rejected before any row is read, by an error that names the option
     and its value."""

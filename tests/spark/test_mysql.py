@@ -13,11 +13,11 @@ from spark import Upsert
 from spark._executor.connect import engine_of, transaction
 from spark.errors import ColumnMismatch, InvalidRow
 from tests.support.database import Database
-from tests.support.on_servers import only_on
+from tests.support.on_servers import on
 from tests.support.spark.writes import batch, counts, options_of, taken, write, written
 
 TEN = [(f"k{number}", number) for number in range(10)]
-pytestmark = [only_on("mariadb", "mysql"), pytest.mark.mysql]
+pytestmark = [on("mariadb", "mysql"), pytest.mark.mysql]
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from spark._executor.task import run_task
 from spark._options.settings import checked
 from spark.errors import InvalidRow
 from tests.support.database import Database
-from tests.support.on_servers import fully_on, only_on
+from tests.support.on_servers import each_on, on
 from tests.support.spark.writes import counts, options_of, prepared, taken, write
 from tests.support.together import together
 
@@ -85,7 +85,7 @@ def test_the_newest_state_stands(migrated: Database, engine: Engine, inbox: str)
     assert (there[0], there[-1]) == tuple(keys) if inbox == "rows" else there == []
 
 
-@fully_on("postgresql", "inbox", ["rows", "table"])
+@each_on("postgresql", "inbox", ["rows", "table"])
 def test_jobs_with_other_states_at_the_same_time(migrated: Database, engine: Engine, inbox: str) -> None:
     """Four jobs write different states of the same accounts at the same time: the newest of each is stored,
     without an error."""
@@ -117,7 +117,7 @@ def test_a_state_that_is_lost_is_named(migrated: Database, engine: Engine) -> No
     assert (found.present, found.unapplied, found.missing) == (2, 1, 1)
 
 
-@only_on("sqlite")
+@on("sqlite")
 def test_a_state_without_a_version(migrated: Database, engine: Engine) -> None:
     """A row without a version has no key: it raises an error, or is dropped and counted."""
     with pytest.raises(InvalidRow, match=r"changed_at.*1 rows have no key"):

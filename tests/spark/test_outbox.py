@@ -23,7 +23,7 @@ from tests.support.cases import case
 from tests.support.crash_worker import kill_at
 from tests.support.database import Database
 from tests.support.forked import run_forked
-from tests.support.on_servers import fully_on, only_on
+from tests.support.on_servers import each_on, on
 from tests.support.spark.writes import (
     RESULT,
     SCHEMA,
@@ -67,7 +67,7 @@ def relayed(database: Database) -> list[tuple[str | None, bytes]]:
     return sorted(recorder.sent, key=str)
 
 
-@fully_on("sqlite", "ledger, how", product(["verify", "trust", "off"], ["outbox", "results"]), first=2)
+@each_on("sqlite", "ledger, how", product(["verify", "trust", "off"], ["outbox", "results"]), others=2)
 def test_new_rows_are_told_once(migrated: Database, ledger: str, how: str) -> None:
     """Each new row's message is sent once, even if its key or the job is repeated and another job has some of
     the same rows. Either the writer publishes it or a function."""
@@ -81,7 +81,7 @@ def test_new_rows_are_told_once(migrated: Database, ledger: str, how: str) -> No
     assert objects(migrated) == [(key, {"id": key, "amount": amount}) for key, amount in TEN]
 
 
-@only_on("sqlite")
+@on("sqlite")
 def test_a_partition_that_fails_says_nothing(migrated: Database) -> None:
     """When a function raises, the messages that it has published are rolled back with everything else."""
 
@@ -158,7 +158,7 @@ def test_a_message_for_each_partition(migrated: Database) -> None:
             connection.execute(RESULT.delete())
 
 
-@fully_on("sqlite", "how", {"row": PerRow("billed"), "partition": PerPartition("loaded")})
+@each_on("sqlite", "how", {"row": PerRow("billed"), "partition": PerPartition("loaded")})
 def test_a_lost_answer_to_a_commit_publishes_once(migrated: Database, how: PerRow | PerPartition) -> None:
     """When the answer to a COMMIT is lost, the transaction is retried, and its messages are sent once."""
     make_result(migrated)
@@ -169,7 +169,7 @@ def test_a_lost_answer_to_a_commit_publishes_once(migrated: Database, how: PerRo
 
 
 @pytest.mark.quick("postgresql")
-@fully_on("postgresql", "point", ["before commit", "after commit"])
+@each_on("postgresql", "point", ["before commit", "after commit"])
 def test_a_killed_task_publishes_with_its_rows(migrated: Database, point: str) -> None:
     """After kill -9 just before or after the COMMIT, there are as many messages as rows; and again after
     another attempt."""
@@ -192,7 +192,7 @@ def die_publishing() -> None:
     attempt(task, 0, batch(*TEN))
 
 
-@only_on("sqlite")
+@on("sqlite")
 def test_messages_that_cannot_be_published(migrated: Database) -> None:
     """Columns that are missing or have the wrong type are rejected on the driver. A row without a payload
     raises an error, and so does a database without the outbox tables."""

@@ -15,7 +15,7 @@ from spark._executor.task import Done, run_task
 from spark.errors import ColumnMismatch
 from tests.support.cases import case
 from tests.support.database import Database
-from tests.support.on_servers import only_on
+from tests.support.on_servers import on
 from tests.support.roles import Right, Role, rights, role
 from tests.support.spark.writes import attempt, counts, losing_an_answer, prepared, taken, write
 from tests.support.together import Task, together, wait_until_blocked
@@ -78,7 +78,7 @@ def test_each_key_is_appended_once(migrated: Database, engine: Engine) -> None:
     assert taken(engine) == []
 
 
-@only_on("sqlite")
+@on("sqlite")
 def test_a_deleted_row_may_be_written_again(migrated: Database, engine: Engine) -> None:
     """Only rows that are in the table are duplicates for another run, so a deleted row is written again. A
     replay of the same run does not write it."""
@@ -99,7 +99,7 @@ def test_the_newest_version_stays(migrated: Database, engine: Engine) -> None:
     assert stored(engine, BALANCE) == [("a", 2, 20), ("b", 2, 2), ("c", 1, 3)]
 
 
-@only_on("sqlite")
+@on("sqlite")
 def test_a_late_attempt_changes_nothing(migrated: Database, engine: Engine) -> None:
     """A second attempt at a partition reports the ledger's counts. An attempt with other rows writes only the
     new ones."""
@@ -114,7 +114,7 @@ def test_a_late_attempt_changes_nothing(migrated: Database, engine: Engine) -> N
     assert stored(engine) == [1, 2, 3]
 
 
-@only_on("sqlite")
+@on("sqlite")
 def test_another_plan_of_the_same_run_counts_its_rows_once(migrated: Database, engine: Engine) -> None:
     """Rows that an attempt with other partitions has written count as new in the batch, not as duplicates."""
     write(migrated, [events(7)], **APPEND)
@@ -174,7 +174,7 @@ WAIT = (
 )
 
 
-@only_on("postgresql")
+@on("postgresql")
 @pytest.mark.parametrize("results", [Append(), Upsert("id", "amount")], ids=["append", "upsert"])
 def test_another_writer_is_faster_in_both_of_two_keys(
     migrated: Database, engine: Engine, results: Append | Upsert
@@ -258,7 +258,7 @@ def test_a_key_that_cannot_be_the_inbox(migrated: Database, engine: Engine) -> N
                 prepared(migrated, schema=events().schema, **{**APPEND, "table": "target"})
 
 
-@only_on("postgresql")
+@on("postgresql")
 def test_keys_that_can_be_the_inbox(migrated: Database, engine: Engine) -> None:
     """A unique index can be the inbox, and so can a nullable column whose NULLs are not distinct."""
     for name, columns in GOOD.items():
@@ -278,7 +278,7 @@ def writing_role(database: Database) -> Iterator[Role]:
         yield app
 
 
-@only_on("postgresql")
+@on("postgresql")
 def test_rights_that_only_a_duplicate_needs(migrated: Database, engine: Engine) -> None:
     """A role without the rights that the writer needs on the target is rejected before any row is read, also
     if COPY would need fewer."""
@@ -296,7 +296,7 @@ def test_rights_that_only_a_duplicate_needs(migrated: Database, engine: Engine) 
             prepared(app.database, schema=balances(("a", 1, 1)).schema, **UPSERT)
 
 
-@only_on("postgresql")
+@on("postgresql")
 def test_a_finished_run_needs_no_rights_any_more(migrated: Database, engine: Engine) -> None:
     """A run that is finished is recognised even if the role may no longer write to the target."""
     with writing_role(migrated) as app:
@@ -308,7 +308,7 @@ def test_a_finished_run_needs_no_rights_any_more(migrated: Database, engine: Eng
     assert stored(engine) == [1]
 
 
-@only_on("postgresql")
+@on("postgresql")
 def test_a_lock_is_left_to_the_tasks(migrated: Database, engine: Engine) -> None:
     """A lock on the target, such as that of CREATE INDEX, does not fail the job before it begins: its tasks
     wait for it, and try again."""
@@ -324,7 +324,7 @@ def test_a_lock_is_left_to_the_tasks(migrated: Database, engine: Engine) -> None
     assert stored(engine) == [1]
 
 
-@only_on("postgresql")
+@on("postgresql")
 def test_a_rule_beside_the_key(migrated: Database, engine: Engine) -> None:
     """A table with a rule for INSERT cannot be the inbox: it is rejected before any row is read."""
     with engine.begin() as connection:

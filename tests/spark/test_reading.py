@@ -16,7 +16,7 @@ from spark._driver.reader import PushingReader
 from spark.errors import InvalidRow
 from tests.support.cases import case
 from tests.support.database import Database
-from tests.support.on_servers import only_on
+from tests.support.on_servers import on
 from tests.support.spark.writes import batch, write
 
 LEDGER, MESSAGE = tables().ledger, tables().message
@@ -68,7 +68,7 @@ def test_each_key_comes_once_with_its_job(migrated: Database, engine: Engine) ->
     assert everything[-1][0]["consumer"] == "elsewhere"
 
 
-@only_on("sqlite")
+@on("sqlite")
 def test_keys_that_come_later_have_their_partition(migrated: Database, engine: Engine) -> None:
     """Keys before the first and after the last planned range are read, too."""
     write(migrated, [batch(*((f"k{number}", 1) for number in range(10, 30)))])
@@ -102,7 +102,7 @@ def test_times(migrated: Database, engine: Engine) -> None:
     assert {row["run"] for row in partitions(migrated, read="ledger", before=later)[0]} == {"old"}
 
 
-@only_on("sqlite")
+@on("sqlite")
 def test_a_load_that_the_ledger_has_lost(migrated: Database, engine: Engine) -> None:
     """If a load's ledger row is lost, its keys are read without their job."""
     write(migrated, [batch(("k", 1))])
@@ -112,7 +112,7 @@ def test_a_load_that_the_ledger_has_lost(migrated: Database, engine: Engine) -> 
     assert (row["key"], row["run"], row["part"]) == ("k", None, None)
 
 
-@only_on("sqlite")
+@on("sqlite")
 def test_the_parts_of_a_key(migrated: Database, engine: Engine) -> None:
     """With the option `key`, the parts of each key are read as separate columns, for joins. A key with a
     different number of parts raises an error."""
@@ -170,7 +170,7 @@ def test_a_page_whose_connection_breaks_is_read_again(migrated: Database, engine
     assert found == [f"k{number}" for number in range(10, 40)]
 
 
-@only_on("sqlite")
+@on("sqlite")
 def test_nothing_to_read(migrated: Database) -> None:
     """A consumer without keys has no rows, and empty tables have none either."""
     for options in ({"consumer": "nobody"}, {}, {"read": "ledger"}):
@@ -178,14 +178,14 @@ def test_nothing_to_read(migrated: Database) -> None:
             assert [row for part in partitions(migrated, **options) for row in part] == []
 
 
-@only_on("sqlite")
+@on("sqlite")
 def test_a_database_without_the_tables(database: Database) -> None:
     """A database without the tables is rejected on the driver."""
     with pytest.raises(TablesMissing):
         partitions(database, consumer="billing")
 
 
-@only_on("postgresql")
+@on("postgresql")
 def test_a_page_walks_through_the_primary_key(migrated: Database, engine: Engine) -> None:
     """A page reads only its own rows, however many keys the consumer has."""
     with engine.begin() as connection:

@@ -15,7 +15,7 @@ from spark.errors import ColumnMismatch, InvalidRow
 from tests.spark.test_own_key import APPEND, BALANCE, UPSERT, balances, events
 from tests.spark.test_own_key import METADATA as OWN_KEY
 from tests.support.database import Database
-from tests.support.on_servers import only_on
+from tests.support.on_servers import on
 from tests.support.spark.writes import RESULT, batch, make_result, options_of, write
 
 LEDGER, MESSAGE = tables().ledger, tables().message
@@ -48,7 +48,7 @@ def counts(found: Reconciliation) -> dict[str, int]:
     return {name: count for name, count in kinds.items() if count}
 
 
-@only_on("sqlite")
+@on("sqlite")
 def test_a_digest_does_not_matter(migrated: Database, engine: Engine) -> None:
     """A writer with a digest compares only the keys: its tasks do not even receive the other columns."""
     write(migrated, [batch(("a", 1))], digest="amount")
@@ -86,7 +86,7 @@ def test_what_is_missing_is_named(migrated: Database, engine: Engine) -> None:
     assert all(each.batch == 5 and each.committed_at is not None for each in by_job)
 
 
-@only_on("postgresql", "sqlite")
+@on("postgresql", "sqlite")
 def test_a_partition_larger_than_memory(migrated: Database, engine: Engine) -> None:
     """A partition larger than memory is reported as one partition, with its first keys as a sample."""
     rows = [
@@ -99,7 +99,7 @@ def test_a_partition_larger_than_memory(migrated: Database, engine: Engine) -> N
     assert difference.sample == tuple(f"k{number:06}" * 9 for number in range(10))
 
 
-@only_on("sqlite")
+@on("sqlite")
 def test_rows_without_a_key(migrated: Database, engine: Engine) -> None:
     """Rows without a key raise an error, or are counted with null_keys="drop"."""
     rows = [batch(("a", 1), (None, 2), ("a", 3))]
@@ -152,7 +152,7 @@ def test_a_generated_key(postgres: Database) -> None:
     ]
 
 
-@only_on("sqlite")
+@on("sqlite")
 def test_only_the_inbox_is_compared(migrated: Database, engine: Engine) -> None:
     """Only the inbox is compared if the results are statements, or if the table has no column for the key."""
     keyed = pa.record_batch({"event": ["e1", "e2"], "id": ["a", "b"]})
@@ -162,7 +162,7 @@ def test_only_the_inbox_is_compared(migrated: Database, engine: Engine) -> None:
         assert (counts(found), found.compares_table) == ({"present": 1, "missing": 1}, False)
 
 
-@only_on("sqlite")
+@on("sqlite")
 def test_what_cannot_be_compared(migrated: Database, engine: Engine) -> None:
     """A target that cannot be compared is rejected on the driver."""
     wrong: list[tuple[dict[str, Any], str]] = [

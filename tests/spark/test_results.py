@@ -30,7 +30,7 @@ from spark.errors import ColumnMismatch
 from tests.support import accounts
 from tests.support.cases import case
 from tests.support.database import Database
-from tests.support.on_servers import only_on
+from tests.support.on_servers import on
 from tests.support.spark.writes import (
     RESULT,
     SCHEMA,
@@ -131,7 +131,7 @@ def test_upsert_of_equal_versions_keeps_one_whole_row(migrated: Database, engine
     assert price(engine) in ([(1, 10)], [(1, 20)])
 
 
-@only_on("sqlite")
+@on("sqlite")
 def test_upsert_sees_each_event_once(migrated: Database, engine: Engine) -> None:
     """An event that is repeated with a higher version is a duplicate, and changes nothing."""
     write(migrated, [prices(("a", 1, 10))], table="price", key="event", results=NEWEST)
@@ -214,7 +214,7 @@ def test_statements_run_in_order_and_as_they_are(migrated: Database, engine: Eng
     assert ("all", 20_000) in written(engine)
 
 
-@only_on("sqlite")
+@on("sqlite")
 def test_a_function_sees_all_new_rows_once(migrated: Database, engine: Engine) -> None:
     """The function is called once in each partition's transaction, with the new rows, and not at all if there
     are none."""
@@ -304,7 +304,7 @@ def test_a_value_that_the_table_refuses_leaves_nothing(migrated: Database, engin
     assert price(engine) == [(1, 1)]
 
 
-@only_on("postgresql")
+@on("postgresql")
 def test_everything_a_task_is_told_can_be_sent(migrated: Database) -> None:
     """A task's settings survive pickling: results and password arrive on an executor unchanged."""
     make_result(migrated)

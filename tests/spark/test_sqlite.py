@@ -12,11 +12,11 @@ from spark import Upsert
 from spark._executor.task import run_task
 from spark.errors import ColumnMismatch
 from tests.support.database import Database
-from tests.support.on_servers import only_on
+from tests.support.on_servers import on
 from tests.support.spark.writes import batch, counts, make_result, prepared, write, written
 from tests.support.together import Task, together
 
-pytestmark = only_on("sqlite")
+pytestmark = on("sqlite")
 
 
 @pytest.fixture(params=["delete", "wal"])

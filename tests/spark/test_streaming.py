@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.on_servers import only_on
+from tests.support.on_servers import on
 from tests.support.spark.cluster import SparkCluster, kill
 from tests.support.spark_jobs.application import Application, Job
 from tests.support.spark_jobs.faults import Faults, Point
@@ -15,7 +15,7 @@ from tests.support.spark_jobs.payments import Target, write_file
 
 pytest_plugins = ["tests.support.spark.fixtures"]
 pytestmark = [
-    only_on("postgresql", "mariadb"),
+    on("postgresql", "mariadb"),
     pytest.mark.long(but_on="postgresql"),
 ]
 sinks = pytest.mark.parametrize("sink", ["foreach_batch", "inbox"])

@@ -29,7 +29,7 @@ from tests.support.cases import case
 from tests.support.crash_worker import kill_at
 from tests.support.database import Database
 from tests.support.forked import run_forked
-from tests.support.on_servers import fully_on, only_on
+from tests.support.on_servers import each_on, on
 from tests.support.spark.writes import attempt, counts, losing_an_answer, prepared, taken, write
 
 METADATA = MetaData()
@@ -100,7 +100,7 @@ def expected(*numbers: int) -> tuple[list[str], list[tuple[str, int, str]], list
     return sorted(f"p{each}" for each in numbers), sorted(lines), sorted(tags)
 
 
-@fully_on("sqlite", "ledger", ["verify", "off"])
+@each_on("sqlite", "ledger", ["verify", "off"])
 def test_headers_and_lines_are_applied_once(migrated: Database, engine: Engine, ledger: str) -> None:
     """Each new purchase is written with its lines and tags once, however often it is repeated. The report
     counts purchases, not lines."""
@@ -166,7 +166,7 @@ def test_a_lost_answer_to_a_commit(migrated: Database, engine: Engine) -> None:
 
 
 @pytest.mark.quick("postgresql")
-@fully_on("postgresql", "point", ["between targets", "before commit", "after commit"])
+@each_on("postgresql", "point", ["between targets", "before commit", "after commit"])
 def test_a_killed_task_leaves_all_or_nothing(migrated: Database, engine: Engine, point: str) -> None:
     """A task is killed with kill -9 between two targets, and just before or after the COMMIT. Another attempt
     at the partition completes it, and each purchase has its lines once."""
@@ -225,7 +225,7 @@ FITTING: list[tuple[list[Append | Upsert], str]] = [
 ]
 
 
-@only_on("sqlite")
+@on("sqlite")
 def test_targets_that_do_not_fit(migrated: Database, engine: Engine) -> None:
     """A target that does not fit is rejected on the driver, by an error that names the table and the
     column."""

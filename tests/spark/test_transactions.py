@@ -14,7 +14,7 @@ from inbox import Inbox, Verdict, migration
 from inbox.schema import tables
 from spark._executor.task import Done
 from tests.support.database import Database
-from tests.support.on_servers import fully_on, only_on
+from tests.support.on_servers import each_on, on
 from tests.support.spark.writes import (
     CONSUMER,
     attempt,
@@ -45,8 +45,8 @@ def test_the_isolation_level_is_the_one_asked_for(migrated: Database, engine: En
     assert seen == ["SERIALIZABLE" if migrated.name == "sqlite" else level.replace("_", " ")]
 
 
-@fully_on(
-    "postgresql", "ledger, level", product(["verify", "off"], LEVELS), first=4, others=["mysql", "mariadb"]
+@each_on(
+    "postgresql", "ledger, level", product(["verify", "off"], LEVELS), others=4, among=["mysql", "mariadb"]
 )
 def test_copies_at_every_isolation_level(migrated: Database, engine: Engine, ledger: str, level: str) -> None:
     """Three copies of each of two tasks with overlapping keys run at the same time, at every isolation level.
@@ -70,7 +70,7 @@ def test_copies_at_every_isolation_level(migrated: Database, engine: Engine, led
     assert len(written(engine)) == len(taken(engine)) == 90
 
 
-@only_on("postgresql", "mariadb", "mysql")
+@on("postgresql", "mariadb", "mysql")
 def test_a_statement_that_takes_too_long(migrated: Database, engine: Engine) -> None:
     """With `query_timeout` the server cancels a slow statement. The task fails immediately, and writes
     nothing."""
@@ -149,7 +149,7 @@ def test_tables_in_schemas(postgres: Database) -> None:
     assert rows_in(engine, tables().ledger) == 0
 
 
-@fully_on("sqlite", "batch_size", [7, 1, 100_000])
+@each_on("sqlite", "batch_size", [7, 1, 100_000])
 def test_rows_are_sent_in_pieces(migrated: Database, engine: Engine, batch_size: int) -> None:
     """All rows arrive, whatever the batch size is."""
     rows = [(f"k{number:03d}", number) for number in range(100)]
@@ -157,7 +157,7 @@ def test_rows_are_sent_in_pieces(migrated: Database, engine: Engine, batch_size:
     assert written(engine) == rows
 
 
-@only_on("postgresql", "mariadb", "mysql")
+@on("postgresql", "mariadb", "mysql")
 def test_a_login_that_is_refused(migrated: Database) -> None:
     """The first rejected login ends a task, and the start of a job: later ones would be rejected, too."""
     make_result(migrated)

@@ -12,7 +12,7 @@ from inbox_outbox_base.databases.mysql.loading import MySQLLoading
 from inbox_outbox_base.databases.postgresql import loading
 from spark import Append, Statements, Upsert
 from tests.support.database import Database
-from tests.support.on_servers import only_on
+from tests.support.on_servers import on
 from tests.support.spark.arrays import gridded, listed
 from tests.support.spark.types import CASES, Case
 from tests.support.spark.writes import counts, write
@@ -80,7 +80,7 @@ def test_all_types_together(
 
 
 @pytest.mark.long(but_on="as it is")
-@only_on("postgresql")
+@on("postgresql")
 @pytest.mark.parametrize("key", ["text", "varchar(20)"])
 def test_each_type_by_itself(migrated: Database, engine: Engine, transport: str, key: str) -> None:
     """Every value is stored unchanged, both if rows go straight into the table, because no column needs a
@@ -92,7 +92,7 @@ def test_each_type_by_itself(migrated: Database, engine: Engine, transport: str,
     assert changed == {}
 
 
-@only_on("postgresql")
+@on("postgresql")
 @pytest.mark.parametrize("shaped", [listed, gridded])
 @pytest.mark.parametrize("names", [ALIKE, CASES], ids=["alike", "all"])
 def test_arrays(
@@ -110,7 +110,7 @@ def test_arrays(
     assert _changed(migrated, engine, None, "text", cases) == {}
 
 
-@only_on("postgresql")
+@on("postgresql")
 def test_arrays_of_declared_types(migrated: Database, engine: Engine) -> None:
     """Arrays can be written to a domain, to an array of a domain, and to an array of a type with a length."""
     execute(engine, "CREATE DOMAIN price AS numeric(6,2); CREATE DOMAIN words AS text[]")
@@ -127,7 +127,7 @@ def test_arrays_of_declared_types(migrated: Database, engine: Engine) -> None:
     assert _changed(migrated, engine, None, "text", cases) == {}
 
 
-@only_on("postgresql")
+@on("postgresql")
 def test_statements_see_arrays(migrated: Database, engine: Engine, transport: str) -> None:
     """In `new_rows` a list is an array of its element type."""
     execute(engine, "CREATE TABLE target (id text, number bigint)")

@@ -21,6 +21,33 @@ def on(*names: str, fixture: str = "server") -> pytest.MarkDecorator:
     return pytest.mark.parametrize(fixture, names, indirect=True)
 
 
+both_stores = on("sqlite", "redis", fixture="place")
+"""SqlStore and RedisStore: what a handler does is the same in every database."""
+
+
+def each_on(
+    first: str,
+    arguments: str,
+    rows: Iterable[Any] | Mapping[str, Any],
+    others: int | Iterable[Any] = 1,
+    *,
+    among: Iterable[str] = NAMES,
+    fixture: str = "server",
+) -> pytest.MarkDecorator:
+    """Run every row of arguments on the first server; on each of the others only some: the first ones, or
+    the rows that have statements or driver calls of their own. Rows may have names."""
+    names = list(rows) if isinstance(rows, Mapping) else None
+    every = list(rows.values() if isinstance(rows, Mapping) else rows)
+    some = every[:others] if isinstance(others, int) else list(others)
+    pairs = [*product([first], every), *product((name for name in among if name != first), some)]
+    return pytest.mark.parametrize(
+        f"{fixture},{arguments}",
+        [(name, *(row if isinstance(row, tuple) else (row,))) for name, row in pairs],
+        indirect=[fixture],
+        ids=names and [f"{name}-{names[every.index(row)]}" for name, row in pairs],
+    )
+
+
 def spread(
     arguments: str,
     rows: Iterable[Any],
@@ -30,51 +57,4 @@ def spread(
     fixture: str = "server",
 ) -> pytest.MarkDecorator:
     """Run a test with every row on the first of the servers, and with the first rows on each other one."""
-    every = [row if "," in arguments else (row,) for row in rows]
-    few = every[:elsewhere]
-    return pytest.mark.parametrize(
-        f"{fixture}, {arguments}",
-        [(name, *row) for name in where for row in (every if name == where[0] else few)],
-        indirect=[fixture],
-    )
-
-
-only_on = on
-
-
-def fully_on(
-    server: str, names: str, rows: Mapping[str, Any] | Iterable[Any], *, first: int = 1, others: Any = NAMES
-) -> pytest.MarkDecorator:
-    """Run every row of parameters on one server, and only the first ones on each of the others."""
-    named = rows if isinstance(rows, Mapping) else {_name(row): row for row in rows}
-    pairs = [*product([server], named), *product(others, [*named][:first])]
-    params = [
-        pytest.param(where, *(named[name] if "," in names else [named[name]]), id=f"{where}-{name}")
-        for where, name in dict.fromkeys(pairs)
-    ]
-    arguments = ["server", *(name.strip() for name in names.split(","))]
-    return pytest.mark.parametrize(arguments, params, indirect=["server"], scope="session")
-
-
-def _name(row: Any) -> str:
-    return "-".join(map(str, row)) if isinstance(row, tuple) else str(row)
-
-
-both_stores = on("sqlite", "redis", fixture="place")
-"""SqlStore and RedisStore: what a handler does is the same in every database."""
-
-
-def each_on(
-    first: str,
-    arguments: str,
-    rows: Iterable[tuple[Any, ...]],
-    others: Iterable[tuple[Any, ...]],
-    *,
-    among: Iterable[str] = NAMES,
-    fixture: str = "server",
-) -> pytest.MarkDecorator:
-    """Run all rows of arguments on the first server; on each of the others, the rows with statements or
-    driver calls of its own."""
-    given = [(first, *row) for row in rows]
-    given += [(name, *row) for name, row in product(among, others) if name != first]
-    return pytest.mark.parametrize(f"{fixture},{arguments}", given, indirect=[fixture])
+    return each_on(where[0], arguments, rows, elsewhere, among=where, fixture=fixture)
