@@ -235,7 +235,7 @@ def unreachable(times: float, renew: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
-@on("sqlite", fixture="place")
+@on("postgresql", fixture="place")
 @in_loop
 async def test_heartbeats_that_fail(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A failed heartbeat is retried; if all fail until the lease expires, the claim is lost."""
@@ -252,7 +252,7 @@ async def test_heartbeats_that_fail(place: Place, monkeypatch: pytest.MonkeyPatc
         assert claim.lost
 
 
-@on("sqlite", fixture="place")
+@on("postgresql", fixture="place")
 @in_loop
 async def test_a_heartbeat_that_hangs_at_the_end(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A message completes even while its heartbeat hangs."""

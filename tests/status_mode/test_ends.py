@@ -64,7 +64,7 @@ def test_a_handler_whose_message_was_released_undoes_nothing(store: Store) -> No
     assert calls == ["lock"]
 
 
-@both_stores
+@on("postgresql", "redis", fixture="place")
 def test_the_lease_is_renewed_while_undoing(store: Store) -> None:
     """The lease is renewed during an undo that takes longer than the lease, so no other worker undoes at the
     same time."""
@@ -85,7 +85,7 @@ def test_the_lease_is_renewed_while_undoing(store: Store) -> None:
     assert stored(store).status is Status.DEAD
 
 
-@both_stores
+@on("postgresql", "redis", fixture="place")
 @in_loop
 async def test_the_lease_is_renewed_while_a_task_undoes(place: Place) -> None:
     """Async: the lease is renewed during an undo; if the message is taken away, the undo is cancelled."""

@@ -21,7 +21,7 @@ LEASE = 2.0
 LONGEST = 1.0
 
 
-@on("sqlite", fixture="place")
+@on("postgresql", fixture="place")
 @pytest.mark.parametrize("heartbeat", [True, False], ids=["heartbeat", "no heartbeat"])
 def test_a_handler_that_hangs_loses_its_message(store: Store, *, heartbeat: bool) -> None:
     """After `max_runtime` the claim is lost and an event says why, the next step is not called, another
