@@ -106,8 +106,9 @@ def test_another_consumer_is_another_ledger(migrated: Database, engine: Engine) 
 
 @on("sqlite")
 def test_trust_does_not_even_read(migrated: Database, engine: Engine) -> None:
-    """With ledger="trust" the rows of a committed partition are not read; with "verify" they are. A partition
-    that has not committed is read and written in both cases."""
+    """With ledger="trust" the rows of a committed partition are not read; with "verify" they are, and so are
+    those of a partition whose attempts had different rows. A partition that has not committed is read and
+    written in both cases."""
     parts: list[list[pa.RecordBatch]] = [[batch(*TEN[:5])], [batch(*TEN[5:])]]
     task = prepared(migrated, 2, run="r", ledger="trust")
     attempt(task, 0, *parts[0])
@@ -127,6 +128,11 @@ def test_trust_does_not_even_read(migrated: Database, engine: Engine) -> None:
         run_task(prepared(migrated, 2, run="r"), 0, unread())
     with pytest.raises(BaseException, match="was read"):
         run_task(prepared(migrated, 3, run="r", ledger="trust"), 0, unread())
+    unsteady = prepared(migrated, 2, run="s", ledger="trust")
+    for rows in (TEN[:2], TEN[2:4]):
+        attempt(unsteady, 0, batch(*rows))
+    with pytest.raises(BaseException, match="was read"):
+        run_task(prepared(migrated, 2, run="s", ledger="trust"), 0, unread())
     assert written(engine) == TEN
 
 
