@@ -13,6 +13,7 @@ from inbox import Inbox, SqlStore, StatusInbox, set_policy
 from outbox import Audit, Refused, Unavailable, Unknown
 from outbox.errors import InvalidOption, TablesMissing
 from tests.support.database import Database
+from tests.support.on_servers import WITH_WRITERS, on
 from tests.support.outbox_publishers import Recorder, due_unsent, name_of, publish, relay
 
 CONSUMER = "billing"
@@ -55,6 +56,7 @@ def audit(engine: Engine, **options: object) -> Audit:
     return outbox.audit(engine, "orders", CONSUMER, **({"grace": 0} | options))  # type: ignore[arg-type]
 
 
+@on("sqlite")
 def test_nothing_is_missing(engine: Engine) -> None:
     """If every message was taken, the audit is complete; other topics and consumers do not matter."""
     sent(engine, "a1", "b1")
@@ -80,6 +82,7 @@ def test_each_kind_of_missing_message_is_named(engine: Engine) -> None:
     assert named == {(made[1], "b", "dead"), (made[2], "c", "waiting"), (made[3], "d", "sent")}
 
 
+@on("sqlite")
 def test_what_is_on_its_way_is_not_missing(engine: Engine) -> None:
     """A message that was published or sent within the grace is not missing; a held one is missing
     immediately, like a dead one."""
@@ -93,6 +96,7 @@ def test_what_is_on_its_way_is_not_missing(engine: Engine) -> None:
     assert counts(audit(engine, grace=timedelta(hours=1))) == {"on_the_way": 1, "not_sent": 1}
 
 
+@on("sqlite")
 def test_a_delayed_message_has_its_grace_from_its_due_time(engine: Engine) -> None:
     """The grace of a delayed message starts when it is due, however long the delay was; when the grace is
     over, the message is missing."""
@@ -138,6 +142,7 @@ def test_since(engine: Engine) -> None:
     assert audit(engine, since=since - timedelta(hours=1)).committed == 4
 
 
+@on("sqlite")
 def test_without_a_record_of_what_was_sent(engine: Engine) -> None:
     """If relays keep no record of sent messages, the audit says so and knows only what is still in the
     outbox."""
@@ -149,6 +154,7 @@ def test_without_a_record_of_what_was_sent(engine: Engine) -> None:
     assert audit(engine).sent_since is not None
 
 
+@on("sqlite")
 def test_since_when_the_inbox_knows(engine: Engine) -> None:
     """`taken_since` is the time of the oldest message that the inbox still knows."""
     sent(engine, "a1")
@@ -160,6 +166,7 @@ def test_since_when_the_inbox_knows(engine: Engine) -> None:
     assert found.taken_since >= found.sent_since
 
 
+@on("sqlite")
 def test_only_some_are_named(engine: Engine) -> None:
     """Of each kind, up to `limit` messages are named; all are counted."""
     sent(engine, *(f"-{number}" for number in range(30)))
@@ -233,10 +240,9 @@ def test_what_was_taken_without_an_answer(
     }
 
 
+@on(*WITH_WRITERS)  # on SQLite, whoever reads keeps others from writing
 def test_a_message_that_moves_meanwhile(engine: Engine, migrated: Database) -> None:
     """A dead letter that is retried during the audit is counted exactly once."""
-    if migrated.name == "sqlite":
-        pytest.skip("whoever reads keeps others from writing")
     (made,) = sent(engine, "a1", a1=[Refused("no")])
     looking, states = migrated.engine(), list[str]()
 
@@ -274,6 +280,7 @@ def test_wrong_options(options: dict[str, object], said: str) -> None:
         audit(None, **options)  # type: ignore[arg-type]
 
 
+@on("sqlite")
 def test_without_tables(database: Database) -> None:
     """If the tables are missing, the error names the command that creates them."""
     with pytest.raises(TablesMissing, match="inbox-outbox migrate"):

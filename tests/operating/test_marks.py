@@ -16,8 +16,8 @@ from outbox.schema import BUCKETS
 from tests.support.database import Database
 from tests.support.outbox_publishers import ACCEPTED, TABLES, Recorder, marks, publish
 from tests.support.processes import wait_until
+from tests.support.relay.crashes import running
 from tests.support.roles import Right, role
-from tests.support.together import Task
 
 MANY = 5 * BUCKETS
 LOW = {"bucket": 0, "sequence": 7, "id": "low", "payload": b"", "topic": "orders", "content_type": "x"}
@@ -34,15 +34,10 @@ def near(monkeypatch: pytest.MonkeyPatch) -> None:
 def relaying(engine: Engine) -> Iterator[Recorder]:
     """A relay is running, has sent many messages and stored its marks. Messages with key "a" wait."""
     publisher = Recorder(lambda each: Unavailable("away", 3_600) if each.key == "a" else ACCEPTED)
-    relay = Relay(engine, publisher, poll=0.02)
-    task = Task(relay.run)
-    try:
+    with running(Relay(engine, publisher, poll=0.02)):
         publish(engine, *(f"-{number}" for number in range(MANY)))
         wait_until(lambda: min(marks(engine).values(), default=0) == MANY)
         yield publisher
-    finally:
-        relay.stop()
-        task.result()
 
 
 def reads_of(engine: Engine) -> list[Any]:

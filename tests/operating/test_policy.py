@@ -1,6 +1,5 @@
 """Each consumer's mode and retention are stored with its data, and a purge respects them."""
 
-import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -8,15 +7,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, create_engine, delete, event, func, insert, select, update
+from sqlalchemy import Connection, Engine, event, func, insert, select, update
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 import inbox
 from inbox import (
-    AsyncInbox,
-    AsyncStatusInbox,
     Event,
     EventKind,
     Inbox,
@@ -32,6 +28,7 @@ from inbox._listening.outcome import Action
 from inbox.errors import InvalidOption, PolicyConflict, TablesMissing
 from inbox.schema import tables
 from tests.support.database import Database
+from tests.support.on_servers import WITH_WRITERS, on, spread
 from tests.support.status_mode.stores import Place
 
 TABLES = tables()
@@ -203,6 +200,7 @@ def conflicts(engine: Engine, billing: Inbox) -> list[Callable[[], Any]]:
     ]
 
 
+@on("sqlite")
 def test_a_shorter_retention_is_a_conflict(migrated: Database) -> None:
     """An inbox that asks for a shorter retention than the stored one takes nothing, however it takes
     messages, and the error names both values; once `set_policy` has changed the stored one, the inbox
@@ -258,6 +256,7 @@ def test_without_a_retention_the_stored_one_counts(postgres: Database) -> None:
                 assert given.verdict is expected
 
 
+@on("sqlite")
 def test_one_mode_for_each_consumer(migrated: Database) -> None:
     """A consumer's mode is fixed by its first message, and the other mode is rejected; `set_policy` can
     change it."""
@@ -275,10 +274,9 @@ def test_one_mode_for_each_consumer(migrated: Database) -> None:
     assert count(engine, "message") == 1
 
 
+@on(*WITH_WRITERS)
 def test_both_modes_at_the_same_time(migrated: Database) -> None:
     """If both modes begin before either sees the other, both get an error at their next message."""
-    if migrated.name == "sqlite":
-        pytest.skip("SQLite has one writer: one of them is first")
     engine, other = migrated.engine(), migrated.engine()
     billing = Inbox("billing")
     with engine.begin() as connection:
@@ -294,11 +292,10 @@ def test_both_modes_at_the_same_time(migrated: Database) -> None:
     assert take(engine, billing, "b") == [Verdict.NEW]
 
 
+@on(*WITH_WRITERS)
 def test_first_users_do_not_wait_for_each_other(migrated: Database) -> None:
     """However many transactions take a consumer's first messages at the same time, and however long they run,
     none waits for another; in the end the policy is one row."""
-    if migrated.name == "sqlite":
-        pytest.skip("SQLite has one writer: there is nobody else to wait for")
     engines = [migrated.engine() for _ in range(4)]
     connections = [engine.connect() for engine in engines]
     for number, connection in enumerate(connections):
@@ -345,12 +342,10 @@ def test_first_users_at_the_same_time(migrated: Database, level: str | None) -> 
     assert set(policies(engines[0])) == {"billing", "orders"}
 
 
-@pytest.mark.parametrize("is_undone", [True, False])
+@spread("is_undone", [True, False], where=WITH_WRITERS)
 def test_a_savepoint_that_is_rolled_back(migrated: Database, is_undone: bool) -> None:
     """The policy is stored whenever a message is, even if the first message's savepoint was rolled back
     together with the policy, or the transaction was rolled back after a released savepoint."""
-    if migrated.name == "sqlite":
-        pytest.skip("its driver begins no transaction before a savepoint")
     engine, billing = migrated.engine(), Inbox("billing", retention=MONTH)
     with engine.connect() as connection:
         for number in range(4):
@@ -369,6 +364,7 @@ def test_a_savepoint_that_is_rolled_back(migrated: Database, is_undone: bool) ->
     assert policies(engine) == {"billing": ("exactly-once", MONTH, None)}
 
 
+@on("sqlite")
 def test_a_process_asks_once(migrated: Database) -> None:
     """After its first messages an inbox sends one statement for each new message, as if there were no policy;
     so do other inboxes of the same consumer. For tables in another schema it asks once more."""
@@ -393,6 +389,7 @@ def claim_orders(engine: Engine, key: str) -> None:
         pass
 
 
+@on("sqlite", "postgresql")
 def test_a_pool_of_one(migrated: Database) -> None:
     """The first message needs no connection other than the caller's, on an engine or in a Session."""
     engine = migrated.engine(pool_size=1, max_overflow=0, pool_timeout=1)
@@ -405,6 +402,7 @@ def test_a_pool_of_one(migrated: Database) -> None:
     assert set(policies(engine)) == {"a", "b", "c"}
 
 
+@on("sqlite")
 def test_tables_of_an_older_revision(database: Database) -> None:
     """If the policy table does not exist yet, nothing is taken, and the error says what creates it."""
     migration.migrate(database.engine(), "0004")
@@ -447,35 +445,9 @@ def test_a_conflict_is_not_the_message_s_fault(postgres: Database) -> None:
     assert [each.action for each in listener.decide(["b"], bill)] == [Action.RETRY]
 
 
-def test_asynchronously(migrated: Database) -> None:
-    """The asynchronous inboxes store and compare policies in the same way."""
-
-    async def run() -> None:
-        engine = create_async_engine(migrated.async_url)
-        try:
-            async with AsyncInbox("billing", retention=MONTH).transaction(engine, "a") as work:
-                assert work.is_new
-            async with engine.begin() as connection:
-                with pytest.raises(PolicyConflict, match="retention=7d, but inbox_consumer says 30d"):
-                    await AsyncInbox("billing", retention=WEEK).accept(connection, "b")
-            async with AsyncStatusInbox("orders", store=SqlStore(engine)).claim("a") as claim:
-                assert claim.is_new
-            with pytest.raises(PolicyConflict, match="has mode status"):
-                async with AsyncStatusInbox("billing", store=SqlStore(engine)).claim("b"):
-                    pytest.fail("the body has run")
-        finally:
-            await engine.dispose()
-
-    asyncio.run(run())
-    engine = migrated.engine()
-    assert policies(engine) == {"billing": ("exactly-once", MONTH, None), "orders": ("status", WEEK, MONTH)}
-    assert (count(engine, "message"), count(engine, "status")) == (1, 1)
-
-
+@on("redis", fixture="place")
 def test_redis_needs_no_policy(place: Place) -> None:
     """In Redis each record has its own retention, so two inboxes of a consumer can ask for different ones."""
-    if place.name != "redis":
-        pytest.skip("the other stores are purged")
     with place.open() as store:
         for key, retention in (("a", MONTH), ("b", DAY)):
             with StatusInbox("billing", store=store, retention=retention).claim(key) as given:
@@ -514,17 +486,6 @@ def test_a_digest_format_of_another_version(postgres: Database) -> None:
         connection.execute(update(TABLES.consumer).values(digest_format=2))
     with pytest.raises(PolicyConflict, match="digests of format 1, but inbox_consumer says 2"):
         take(engine, Inbox("billing"), "a")
-
-
-def test_an_inbox_in_memory() -> None:
-    """In an in-memory database, which has a single connection, the first message works like any other."""
-    engine = create_engine("sqlite://")
-    migration.migrate(engine)
-    with engine.begin() as connection:
-        assert Inbox("billing").accept(connection, "a") is Verdict.NEW
-        connection.execute(delete(TABLES.ledger))
-    assert set(policies(engine)) == {"billing"}
-    engine.dispose()
 
 
 def test_a_purge_reports_what_it_deletes(postgres: Database) -> None:

@@ -13,6 +13,7 @@ from inbox import AsyncInbox, Inbox, Purged, Retention, Verdict, purge
 from inbox.errors import TablesMissing
 from inbox.schema import tables
 from tests.support.database import Database
+from tests.support.on_servers import WITH_WRITERS, on
 from tests.support.purge_clock import Clock
 
 pytestmark = pytest.mark.mysql
@@ -81,6 +82,7 @@ def test_rows_of_the_same_instant(migrated: Database) -> None:
     assert purge(engine, batch=5).rows == 37
 
 
+@on("sqlite")
 def test_one_consumer_or_all(migrated: Database) -> None:
     """A purge of one consumer does not touch the others; by default every consumer is purged."""
     engine = migrated.engine()
@@ -93,6 +95,7 @@ def test_one_consumer_or_all(migrated: Database) -> None:
     assert [len(left(engine, consumer)) for consumer in "abc"] == [0, 1, 1]
 
 
+@on("sqlite")
 def test_the_oldest_unconsumed_message_decides(migrated: Database) -> None:
     """If the broker reports its oldest unconsumed message, older rows are deleted even if the retention is
     longer."""
@@ -103,6 +106,7 @@ def test_the_oldest_unconsumed_message_decides(migrated: Database) -> None:
     assert purge(engine, retention=kept, oldest_unconsumed=oldest).rows == 2
 
 
+@on("sqlite")
 def test_a_budget_ends_it(migrated: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """When the budget is used up, the purge stops between two batches and reports that it has not
     finished."""
@@ -118,6 +122,7 @@ def test_a_budget_ends_it(migrated: Database, monkeypatch: pytest.MonkeyPatch) -
     assert left(engine) == []
 
 
+@on("sqlite")
 def test_it_does_not_rest_after_its_budget(migrated: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the budget is used up by a batch, the purge stops without a rest."""
     engine = migrated.engine()
@@ -134,6 +139,7 @@ def test_it_does_not_rest_after_its_budget(migrated: Database, monkeypatch: pyte
     assert clock.rests
 
 
+@on("sqlite")
 def test_it_rests_as_long_as_it_works(migrated: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """After each full batch the purge sleeps for as long as the batch took."""
     engine = migrated.engine()
@@ -158,10 +164,9 @@ def test_several_purgers_share_the_work(migrated: Database) -> None:
     assert left(engine) == []
 
 
+@on(*WITH_WRITERS)
 def test_rows_that_somebody_holds_are_passed_over(migrated: Database) -> None:
     """A row locked by an open transaction neither blocks a purge nor makes it fail."""
-    if migrated.name == "sqlite":
-        pytest.skip("SQLite has no row locks: a purge waits for the one writer")
     engine = migrated.engine()
     keys = fill(engine, [2 * WEEK] * 5)
     with engine.connect() as connection:
@@ -227,6 +232,7 @@ def test_asynchronously(migrated: Database) -> None:
     assert asyncio.run(asynchronously(migrated)).rows == 12
 
 
+@on("sqlite")
 def test_without_tables(database: Database) -> None:
     """If the tables are missing, the error names the command that creates them."""
     with pytest.raises(TablesMissing, match="inbox-outbox migrate"):

@@ -14,6 +14,7 @@ from inbox import Claim, Inbox, Purged, SqlStore, Status, StatusInbox, Verdict, 
 from inbox.errors import InvalidOption, LeaseLost, TablesMissing
 from inbox.schema import tables
 from tests.support.database import Database
+from tests.support.on_servers import WITH_WRITERS, on, spread
 
 STATUS = tables().status
 DAY = timedelta(days=1)
@@ -71,7 +72,7 @@ def grow_old(engine: Engine, age: timedelta) -> None:
         connection.execute(update(STATUS).where(STATUS.c.lease_until.is_not(None)).values(lease_until=then))
 
 
-@pytest.mark.parametrize("status", Status)
+@spread("status", Status)
 def test_only_what_is_old_enough_goes(migrated: Database, status: Status) -> None:
     """Dead and halted messages are deleted after their own retention, the others after the common one, each
     with a margin of a minute."""
@@ -83,6 +84,7 @@ def test_only_what_is_old_enough_goes(migrated: Database, status: Status) -> Non
     assert (done.rows, done.batches, done.finished) == (1, 1, True)
 
 
+@on("sqlite")
 def test_retentions_of_ones_own(migrated: Database) -> None:
     """`retention` and `dead_retention` are independent of one another."""
     engine = migrated.engine()
@@ -106,6 +108,7 @@ def test_a_message_with_a_lease_stays(migrated: Database) -> None:
     assert left(engine) == keys[:2]
 
 
+@on("sqlite")
 def test_the_oldest_unconsumed_message_decides(migrated: Database) -> None:
     """If the broker reports its oldest unconsumed message, older rows are deleted even if the retention is
     longer; dead and halted ones keep their own retention."""
@@ -116,6 +119,7 @@ def test_the_oldest_unconsumed_message_decides(migrated: Database) -> None:
     assert len(left(engine)) == 7
 
 
+@on("sqlite")
 def test_one_consumer_or_all(migrated: Database) -> None:
     """A purge of one consumer does not touch the others, in both modes; by default all are purged and counted
     together."""
@@ -150,11 +154,10 @@ def test_batches_oldest_first(migrated: Database) -> None:
     assert (done.rows, done.batches, done.finished) == (25, 3, True)
 
 
+@on(*WITH_WRITERS)
 def test_rows_that_somebody_holds_are_passed_over(migrated: Database) -> None:
     """A message whose step is in a transaction neither blocks a purge nor makes it fail, however old its
     lease is."""
-    if migrated.name == "sqlite":
-        pytest.skip("SQLite has no row locks: a purge waits for the one writer")
     engine = migrated.engine()
     fill(engine, Status.CONSUMED, 2 * WEEK, 2 * WEEK)
     purged: list[int] = []
@@ -198,7 +201,7 @@ def test_a_zombie_whose_record_was_purged(migrated: Database) -> None:
         assert (duplicate.verdict, duplicate.result) == (Verdict.DUPLICATE, "successor's")
 
 
-@pytest.mark.parametrize("end", [lambda: None, lambda: 1 / 0], ids=["completes", "fails"])
+@spread("end", [lambda: None, lambda: 1 / 0])
 def test_a_zombie_does_not_bring_its_record_back(migrated: Database, end: Callable[[], Any]) -> None:
     """However the handler of a purged record ends, it writes nothing."""
     engine = migrated.engine()
@@ -245,6 +248,7 @@ def test_live_traffic_goes_through(migrated: Database) -> None:
     assert left(engine) == keys
 
 
+@on("sqlite")
 def test_tables_of_an_older_revision(database: Database) -> None:
     """If a table does not exist yet, the error names it, and nothing is purged."""
     engine = database.engine()

@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from inbox import (
 from inbox._status_mode.stores import Store
 from inbox.errors import GiveUp, LeaseLost
 from tests.support.database import Database
+from tests.support.on_servers import STORES, on, spread
 from tests.support.status_mode.repairs import (
     KEY,
     PAYLOAD,
@@ -39,6 +41,9 @@ from tests.support.status_mode.repairs import (
     inbox_of,
 )
 from tests.support.status_mode.stores import CONSUMER, stored
+
+one_store = on("sqlite", fixture="place")
+two_stores = on("sqlite", "redis", fixture="place")
 
 
 def test_list_and_show(store: Store) -> None:
@@ -70,7 +75,7 @@ def test_list_and_show(store: Store) -> None:
     ]
 
 
-@pytest.mark.parametrize("status", [Status.DEAD, Status.FAILED])
+@spread("status", [Status.DEAD, Status.FAILED], where=STORES, fixture="place")
 def test_retry(store: Store, status: Status) -> None:
     """A dead or failed message runs at its next delivery, with attempts counted from 1; its history, payload
     and finished steps are kept."""
@@ -107,6 +112,7 @@ def test_retry(store: Store, status: Status) -> None:
     assert (attempts, calls) == ([1], [1])
 
 
+@one_store
 def test_retry_after_steps_were_undone(store: Store) -> None:
     """After a retry, steps that were undone run again, with a new idempotency key each time; other finished
     steps do not."""
@@ -134,6 +140,7 @@ def test_retry_after_steps_were_undone(store: Store) -> None:
     assert len(set(calls[1::2])) == 4
 
 
+@one_store
 def test_steps_that_run_again_are_undone_in_their_order(store: Store) -> None:
     """After a retry, undos run in the reverse order of the steps of the new run."""
     undone: list[str] = []
@@ -150,7 +157,7 @@ def test_steps_that_run_again_are_undone_in_their_order(store: Store) -> None:
     assert undone == ["b", "a", "a", "b"]
 
 
-@pytest.mark.parametrize("status", [Status.DEAD, Status.HALTED, Status.FAILED])
+@spread("status", [Status.DEAD, Status.HALTED, Status.FAILED], where=STORES, fixture="place")
 def test_discard(store: Store, status: Status) -> None:
     """A discarded message never runs: every later delivery is a duplicate without a result. The record says
     who discarded it."""
@@ -189,6 +196,7 @@ def is_taken_over(store: Store, zombie: Claim) -> None:
             zombie.step("lock", lambda: None)
 
 
+@two_stores
 def test_a_heartbeat_tells_a_released_handler(store: Store) -> None:
     """The heartbeat of a waiting handler finds out that its message was released."""
     events: list[EventKind] = []
@@ -204,9 +212,12 @@ def test_a_heartbeat_tells_a_released_handler(store: Store) -> None:
     assert events[:2] == [EventKind.CLAIMED, EventKind.LOST]
 
 
-@pytest.mark.quick("sqlite")
-@pytest.mark.parametrize("error", [None, RuntimeError(), GiveUp(), KeyboardInterrupt()], ids=repr)
-@pytest.mark.parametrize("decided", [(), (retry,), (discard,), (retry, discard)])
+ENDS = [None, RuntimeError(), GiveUp(), KeyboardInterrupt()]
+DECIDED: list[tuple[Callable[..., None], ...]] = [(retry, discard), (), (retry,), (discard,)]
+
+
+# 32 items: each end of a handler is another write of the store.
+@spread("decided, error", product(DECIDED, ENDS), elsewhere=len(ENDS), where=STORES, fixture="place")
 def test_a_released_handler_cannot_end_it(
     store: Store, decided: tuple[Callable[..., None], ...], error: BaseException | None
 ) -> None:
@@ -222,21 +233,6 @@ def test_a_released_handler_cannot_end_it(
         if error is not None:
             raise error
 
-    with pytest.raises(LeaseLost):
-        deliver(store, handler)
-    assert [stored(store, KEY)] == left
-
-
-def test_a_message_that_was_released_and_discarded_stays_so(store: Store) -> None:
-    """On every store, if an operator releases, retries and discards a message, the handler's completion is
-    rejected."""
-
-    def handler(claim: Claim) -> None:
-        for decide in (release, retry, discard):
-            decide(store, CONSUMER, KEY)
-        left.append(stored(store, KEY))
-
-    left: list[Record] = []
     with pytest.raises(LeaseLost):
         deliver(store, handler)
     assert [stored(store, KEY)] == left
@@ -273,7 +269,7 @@ def test_release_within_a_step_that_may_not_be_repeated(store: Store) -> None:
     assert deliver(store, fails) is Verdict.HALTED
 
 
-@pytest.mark.parametrize("max_attempts", [16, 1])
+@spread("max_attempts", [16, 1], where=STORES, fixture="place")
 def test_resolve_a_step_as_done(store: Store, max_attempts: int) -> None:
     """A step resolved as done is not called; the attempt gets the operator's result, even if no attempt was
     left."""
@@ -287,6 +283,7 @@ def test_resolve_a_step_as_done(store: Store, max_attempts: int) -> None:
     assert json.loads(stored(store, KEY).result or "") == {"id": 7}
 
 
+@two_stores
 def test_resolve_a_step_as_not_done(store: Store) -> None:
     """A step resolved as not done is called by the next attempt."""
     has_ended(store, Status.HALTED)
@@ -295,6 +292,7 @@ def test_resolve_a_step_as_not_done(store: Store) -> None:
     assert stored(store, KEY).result == "8"
 
 
+@one_store
 def test_a_step_that_was_resolved_is_undone(store: Store) -> None:
     """A step resolved as done is undone like any other when the handler gives up."""
     undone: list[Any] = []

@@ -10,6 +10,7 @@ from inbox import Record, Status, Verdict, discard, list_messages, release, reso
 from inbox._status_mode.stores import Store
 from inbox.errors import InvalidKey, InvalidOption, MessageNotFound, WrongStatus
 from tests.support.cases import case
+from tests.support.on_servers import STORES, on, spread
 from tests.support.status_mode.repairs import KEY, has_ended, history, inbox_of
 from tests.support.status_mode.stores import CONSUMER, change, end, held, request, stored
 
@@ -21,7 +22,7 @@ DECISIONS: dict[str, tuple[Callable[[Store], None], set[Status]]] = {
 }
 
 
-@pytest.mark.parametrize("status", [Status.DEAD, Status.FAILED, Status.HALTED])
+@spread("status", [Status.DEAD, Status.FAILED, Status.HALTED], where=STORES, fixture="place")
 def test_the_wrong_status(store: Store, status: Status) -> None:
     """A decision that does not fit the message's status is rejected and changes nothing; the error names the
     status and the expected one."""
@@ -46,6 +47,7 @@ def test_consuming_and_consumed_are_left_alone(store: Store) -> None:
     assert stored(store, KEY).status is Status.CONSUMED
 
 
+@on("sqlite", "redis", fixture="place")
 def test_no_such_message(store: Store) -> None:
     """An unknown message raises `MessageNotFound`, which is also a LookupError."""
     said = f"consumer '{CONSUMER}' has no message '{KEY}'"
@@ -55,6 +57,7 @@ def test_no_such_message(store: Store) -> None:
         assert isinstance(raised.value, MessageNotFound)
 
 
+@on("sqlite", fixture="place")
 def test_another_step_is_not_resolved(store: Store) -> None:
     """Only the step that halted the message can be resolved."""
     before = has_ended(store, Status.HALTED)
@@ -63,7 +66,9 @@ def test_another_step_is_not_resolved(store: Store) -> None:
     assert stored(store, KEY) == before
 
 
-@pytest.mark.parametrize(("name", "status"), [("discard", Status.DEAD), ("resolve_step", Status.HALTED)])
+@spread(
+    "name, status", [("discard", Status.DEAD), ("resolve_step", Status.HALTED)], where=STORES, fixture="place"
+)
 def test_of_many_at_the_same_time_one_wins(store: Store, name: str, status: Status) -> None:
     """If eight operators decide about the same record at the same time, one succeeds; the others get
     `WrongStatus`."""
@@ -160,6 +165,7 @@ BAD: list[tuple[Callable[[Store], object], type[Exception], str]] = [
 ]
 
 
+@on("sqlite", fixture="place")
 def test_bad_input(store: Store) -> None:
     """Invalid input is rejected before anything is changed, with an error that names it."""
     before = has_ended(store, Status.HALTED)
