@@ -10,16 +10,15 @@ import pytest
 from sqlalchemy import URL
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
-from outbox import AsyncRelay, Envelope, Outbox, Outcome, Refused, Unavailable, Unknown
+from outbox import AsyncRelay, Envelope, Outbox, Outcome
 from outbox.errors import UnsafeBroker
 from tests.support.database import Database
+from tests.support.on_servers import on
 from tests.support.outbox_publishers import (
     ACCEPTED,
     TABLES,
     AsyncRecorder,
     count,
-    dead,
-    let_backoffs_end,
     messages,
     name_of,
     publish,
@@ -63,49 +62,6 @@ def test_what_was_published_leaves(migrated: Database) -> None:
     assert count(migrated.engine(), TABLES.relay) == 0
 
 
-def test_every_outcome(migrated: Database) -> None:
-    """A refused message becomes a dead letter. An unavailable or unknown message holds back its key and is
-    sent again with the same id."""
-    engine = migrated.engine()
-    published = publish(engine, "a1", "b1", "c1", "d1", "a2", "b2", "c2", "d2")
-    outcomes = {"b1": [Refused("no")], "c1": [Unavailable("away")], "d1": [Unknown("silence")]}
-    publisher = AsyncRecorder(outcomes)
-
-    async def scenario(engine: AsyncEngine) -> int:
-        return await AsyncRelay(engine, publisher).run_once()
-
-    assert in_loop(migrated, scenario) == 3
-    assert list(dead(engine)) == ["b1"]
-    rows = waiting(engine)
-    assert [(name, row.state) for name, row in rows.items()] == [
-        ("c1", "pending"),
-        ("d1", "unknown"),
-        ("c2", "pending"),
-        ("d2", "pending"),
-    ]
-    let_backoffs_end(engine)
-    assert in_loop(migrated, scenario) == 4
-    assert publisher.of("c") == ["c1", "c2"]
-    assert publisher.of("d") == ["d1", "d2"]
-    assert {each.id for each in publisher.sent} == set(published)
-
-
-def test_a_publisher_that_raises(migrated: Database) -> None:
-    """If the publisher raises, its messages are unknown and the relay goes on."""
-    publish(migrated.engine(), "a1")
-
-    class Rude:
-        async def send(self, batch: Sequence[Envelope]) -> Iterable[Outcome]:
-            raise ConnectionError("gone")
-
-    async def scenario(engine: AsyncEngine) -> int:
-        return await AsyncRelay(engine, Rude()).run_once()
-
-    assert in_loop(migrated, scenario) == 0
-    row = waiting(migrated.engine())["a1"]
-    assert (row.state, row.error) == ("unknown", "ConnectionError: gone")
-
-
 class Stuck(AsyncRecorder):
     """A publisher that accepts everything, except that the send of one message does not end by itself."""
 
@@ -120,27 +76,6 @@ class Stuck(AsyncRecorder):
             self.sending.set()
             await self.go_on.wait()
         return await super().send(batch)
-
-
-def test_a_relay_that_is_stopped(migrated: Database) -> None:
-    """A stopped relay finishes the current send, records it, sends nothing more of that key, and frees its
-    buckets."""
-    engine = migrated.engine()
-    publish(engine, "a1", "a2")
-
-    async def scenario(engine: AsyncEngine) -> list[str]:
-        publisher = Stuck("a1")
-        running = AsyncRelay(engine, publisher)
-        task = asyncio.create_task(running.run())
-        await publisher.sending.wait()
-        running.stop()
-        publisher.go_on.set()
-        await task
-        return publisher.names
-
-    assert in_loop(migrated, scenario) == ["a1"]
-    assert list(waiting(engine)) == ["a2"]
-    assert count(engine, TABLES.relay) == 0
 
 
 async def cancelled(task: asyncio.Task[None]) -> None:
@@ -170,6 +105,7 @@ def test_a_relay_that_is_cancelled(migrated: Database) -> None:
     assert count(engine, TABLES.relay) == 0
 
 
+@on("sqlite")
 def test_a_relay_that_is_cancelled_while_it_waits(migrated: Database) -> None:
     """A relay that is cancelled while nothing is being sent frees its buckets and ends."""
     engine = migrated.engine()
@@ -188,27 +124,7 @@ def test_a_relay_that_is_cancelled_while_it_waits(migrated: Database) -> None:
     assert count(engine, TABLES.relay) == 0
 
 
-def test_the_loop_is_free_while_it_relays(migrated: Database) -> None:
-    """Other tasks run while a send takes its time."""
-    publish(migrated.engine(), "a1")
-
-    async def scenario(engine: AsyncEngine) -> int:
-        publisher = Stuck("a1")
-        running = AsyncRelay(engine, publisher)
-        task = asyncio.create_task(running.run())
-        await publisher.sending.wait()
-        turns = 0
-        for _ in range(100):
-            await asyncio.sleep(0)
-            turns += 1
-        publisher.go_on.set()
-        running.stop()
-        await task
-        return turns
-
-    assert in_loop(migrated, scenario) == 100
-
-
+@on("sqlite")
 def test_sigterm_finishes_the_batch(migrated: Database) -> None:
     """A process that gets SIGTERM during a send records what was accepted, frees its buckets, and exits
     without an error."""
@@ -243,6 +159,7 @@ def _relay_until_sigterm(pipe: Connection, url: URL) -> None:
     asyncio.run(run())
 
 
+@on("sqlite")
 def test_the_check_is_awaited(migrated: Database) -> None:
     """A publisher whose check is a coroutine refuses its settings before anything is sent."""
 
@@ -278,6 +195,7 @@ class Gate(AsyncRecorder):
             yield place, ACCEPTED
 
 
+@on("sqlite")
 def test_a_slow_topic_delays_no_other(migrated: Database) -> None:
     """While a send to one topic has not returned, other messages are sent, and the outcomes reported so far
     are recorded."""
@@ -298,6 +216,7 @@ def test_a_slow_topic_delays_no_other(migrated: Database) -> None:
     in_loop(migrated, scenario)
 
 
+@on("sqlite")
 def test_a_cancellation_while_several_topics_are_sent(migrated: Database) -> None:
     """Each running send is cancelled: the outcomes it has reported are recorded, and the other messages are
     unknown."""
@@ -319,6 +238,7 @@ def test_a_cancellation_while_several_topics_are_sent(migrated: Database) -> Non
     assert count(engine, TABLES.relay) == 0
 
 
+@on("sqlite")
 def test_a_cancellation_between_two_sends_that_begin(migrated: Database) -> None:
     """If the task is cancelled while the first of two sends begins, that send finishes, and the relay does
     not wait for the other."""

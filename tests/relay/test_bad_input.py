@@ -18,6 +18,7 @@ from outbox.errors import InvalidOption, TablesMissing, UnsafeBroker, WrongBucke
 from outbox.schema import BUCKETS
 from tests.support.cases import case
 from tests.support.database import Database
+from tests.support.on_servers import on
 from tests.support.outbox_publishers import (
     ACCEPTED,
     TABLES,
@@ -89,11 +90,9 @@ SAYS_NOTHING = {
 }
 
 
-@pytest.mark.quick("postgresql")
 @pytest.mark.parametrize("how", SAYS_NOTHING)
-def test_a_publisher_that_says_nothing_usable(
-    engine: Engine, how: str, caplog: pytest.LogCaptureFixture
-) -> None:
+@on("sqlite")
+def test_unusable_answers(engine: Engine, how: str, caplog: pytest.LogCaptureFixture) -> None:
     """Whatever a publisher does instead of answering, its messages are unknown and record the reason; the
     relay goes on and sends them again with the same ids."""
     caplog.set_level(logging.CRITICAL)
@@ -111,6 +110,7 @@ def test_a_publisher_that_says_nothing_usable(
     assert {each.id for each in better.sent} == set(published)
 
 
+@on("sqlite")
 def test_a_publisher_that_fails_halfway(engine: Engine) -> None:
     """Answers given before the publisher raised are valid; the other messages are unknown."""
     publish(engine, "a1", "b1", "c1", "d1")
@@ -118,6 +118,7 @@ def test_a_publisher_that_fails_halfway(engine: Engine) -> None:
     assert {name: row.state for name, row in waiting(engine).items()} == {"c1": "unknown", "d1": "unknown"}
 
 
+@on("sqlite")
 def test_too_few_answers(engine: Engine) -> None:
     """If there are too few answers, the messages at the end of the batch are unknown."""
     publish(engine, "a1", "b1", "c1")
@@ -125,6 +126,7 @@ def test_too_few_answers(engine: Engine) -> None:
     assert list(waiting(engine)) == ["c1"]
 
 
+@on("sqlite")
 def test_a_place_that_is_named_twice(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
     """If a publisher gives two outcomes for one place in the batch, the outcomes before the second one are
     valid; the other messages are unknown, and the reason is logged once."""
@@ -136,6 +138,7 @@ def test_a_place_that_is_named_twice(engine: Engine, caplog: pytest.LogCaptureFi
     assert errors == ["the publisher gave an outcome for place 2, which expects none"]
 
 
+@on("sqlite")
 def test_a_publisher_that_fails_after_its_last_answer(engine: Engine) -> None:
     """If the publisher raises after its last answer, all answers are valid."""
     publish(engine, "a1", "b1")
@@ -143,6 +146,7 @@ def test_a_publisher_that_fails_after_its_last_answer(engine: Engine) -> None:
     assert not waiting(engine)
 
 
+@on("sqlite")
 def test_answers_one_by_one(engine: Engine) -> None:
     """`send` can be a generator."""
     publish(engine, "a1", "a2", "b1", "c1")
@@ -260,6 +264,7 @@ def test_a_send_that_could_outlast_the_lease(lease: float) -> None:
     Relay(ANYWHERE, Timed(), lease=6.5)
 
 
+@on("sqlite")
 def test_a_publisher_that_is_not_safe(engine: Engine) -> None:
     """An error from `check` reaches the caller each time, and nothing is sent."""
 
@@ -279,6 +284,7 @@ def test_a_publisher_that_is_not_safe(engine: Engine) -> None:
     assert count(engine, TABLES.relay) == 0
 
 
+@on("sqlite")
 def test_another_number_of_buckets(engine: Engine) -> None:
     """With another number of buckets, keys would be in other buckets: the relay does not start, and is not
     recorded as a member."""
@@ -292,9 +298,11 @@ def test_another_number_of_buckets(engine: Engine) -> None:
 
 
 def test_a_database_without_the_tables(database: Database) -> None:
-    """The error says that the tables are missing, and is raised without long retries."""
-    with pytest.raises(TablesMissing):
-        relay(database.engine(), Recorder())
+    """The error says that the tables are missing, and is raised each time without long retries."""
+    without = Relay(database.engine(), Recorder())
+    for begin in (without.run, without.run, without.run_once):
+        with pytest.raises(TablesMissing):
+            begin()
 
     async def scenario() -> None:
         engine = create_async_engine(database.async_url)

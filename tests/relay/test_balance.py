@@ -15,6 +15,7 @@ from outbox._operating.transact import transact
 from outbox._relaying.members import Members, share_of
 from outbox.schema import BUCKETS
 from tests.support.database import Database
+from tests.support.on_servers import spread
 from tests.support.outbox_publishers import TABLES
 from tests.support.relay.crashes import engine_of, ownership
 
@@ -73,7 +74,7 @@ class Group:
         return self.epochs.pop(self._choice.randrange(len(self.epochs)))
 
 
-@pytest.mark.parametrize("most", [7, BUCKETS + 6])
+@spread("most", [7, BUCKETS + 6])
 def test_shares(migrated: Database, most: int) -> None:
     """Relays join, leave and are lost at random. After each live relay has balanced its share three times,
     every bucket has an owner, and the shares differ by one at most."""

@@ -1,6 +1,5 @@
 """Several batches of one topic are sent at the same time, but never two with a key in common."""
 
-import asyncio
 import random
 import time
 from collections import defaultdict
@@ -11,19 +10,18 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine, update
-from sqlalchemy.ext.asyncio import create_async_engine
 
 from inbox import Backoff
 from inbox_outbox_base.databases.letter import Letter
 from inbox_outbox_base.words.outgoing import Failed
-from outbox import AsyncRelay, Envelope, Message, Outbox, Outcome, Relay, Unavailable, Unknown
+from outbox import Envelope, Message, Outbox, Outcome, Relay, Unavailable, Unknown
 from outbox._relaying.sending.flight import Flight
 from outbox._relaying.sending.lanes import TopicLanes
 from tests.support.database import Database
+from tests.support.on_servers import on, spread
 from tests.support.outbox_publishers import (
     ACCEPTED,
     TABLES,
-    AsyncRecorder,
     Recorder,
     name_of,
     names_of,
@@ -32,7 +30,7 @@ from tests.support.outbox_publishers import (
 )
 from tests.support.processes import wait_until
 from tests.support.relay.crashes import running
-from tests.support.relay.servers import server  # noqa: F401 - where its databases are
+from tests.support.relay.servers import NAMES
 
 SLOW = [f"-{number}" for number in range(20)]
 """Messages that are held back."""
@@ -71,7 +69,7 @@ class Held(Recorder):
         return any(name in names for names in self.begun)
 
 
-@pytest.mark.parametrize("ordered", [False, True])
+@spread("ordered", [False, True], where=NAMES)
 def test_a_batch_that_hangs_holds_up_its_own_keys_only(engine: Engine, ordered: bool) -> None:
     """While a batch hangs, messages of other keys and without a key are sent; later messages of its own keys
     follow it."""
@@ -92,54 +90,14 @@ def test_a_batch_that_hangs_holds_up_its_own_keys_only(engine: Engine, ordered: 
     assert (publisher.of("a"), publisher.of("b")) == (["a1", "a2", "a3"], ["b1", "b2"])
 
 
-def test_tasks(migrated: Database) -> None:
-    """An AsyncRelay, too, sends other keys while a batch hangs."""
-    publish(migrated.engine(), "a1")
-
-    relays: list[AsyncRelay] = []
-    has_sent = asyncio.Event()
-
-    class AsyncHeld(AsyncRecorder):
-        async def send(self, batch: Sequence[Envelope]) -> Any:  # type: ignore[override]
-            if "a1" in names_of(batch):
-                publish(migrated.engine(), "a2", "b1")
-                await asyncio.wait_for(has_sent.wait(), 60)
-            answers = await super().send(batch)
-            has_sent.set()
-            if len(self.accepted) == 3:
-                relays[0].stop()
-            return answers
-
-    async def scenario() -> None:
-        engine = create_async_engine(migrated.async_url)
-        relays.append(AsyncRelay(engine, publisher, poll=0.05))
-        await relays[0].run()
-        await engine.dispose()
-
-    publisher = AsyncHeld()
-    asyncio.run(asyncio.wait_for(scenario(), 60))
-    assert publisher.names == ["b1", "a1", "a2"]
-
-
-def test_one_send_at_a_time(engine: Engine) -> None:
-    """With a publisher that is not concurrent, each batch begins after the one before it has ended."""
-    names = [f"-{number}" for number in range(6)]
-    publish(engine, *names)
-    publisher = Held(*names)
-    publisher.concurrent = False  # type: ignore[attr-defined]
-    publisher.may_end.set()
-    most: list[int] = []
-    publisher.answer = lambda _: most.append(publisher.running) or ACCEPTED  # type: ignore[func-returns-value]
-    assert Relay(engine, publisher, batch=2).run_once() == 6
-    assert most == [0] * 6
-
-
+@on("sqlite")
 def test_a_topic_has_three_at_most(engine: Engine) -> None:
     """A topic has at most three batches at the same time; other topics are sent beside them."""
     publish(engine, *SLOW)
     another_leaves_beside(engine, 3)
 
 
+@on("sqlite")
 def test_slow_topics_leave_room(engine: Engine) -> None:
     """While eight batches are being sent, no topic gets a second one, but a new topic still has its turn."""
     for number in range(5):
@@ -162,6 +120,7 @@ def another_leaves_beside(engine: Engine, sends: int) -> None:
         wait_until(lambda: not waiting(engine))
 
 
+@on("sqlite", "postgresql")
 def test_a_suspect_is_alone_in_its_topic(engine: Engine) -> None:
     """A message that may kill relays is sent only after all batches of its topic have ended, and no other
     batch of its topic begins while it is being sent."""
@@ -253,6 +212,7 @@ class Halting(Recorder):
             yield place, ACCEPTED
 
 
+@on("sqlite")
 @pytest.mark.parametrize("ordered", [False, True])
 def test_a_failure_while_its_batch_goes_on(engine: Engine, ordered: bool) -> None:
     """A message is not accepted, and its batch goes on with other keys. Those behind it in its key are sent
@@ -391,7 +351,7 @@ class Unreliable:
 
 
 @pytest.mark.quick("postgresql")
-@pytest.mark.parametrize("ordered", [False, True])
+@spread("ordered", [False, True], where=NAMES)
 def test_at_random(engine: Engine, ordered: bool) -> None:
     """Whatever is answered, each message is accepted once, in the order of its key, and no key is in two
     sends at the same time."""

@@ -25,6 +25,7 @@ from outbox._relaying.retiring import Retirement
 from outbox.errors import InvalidOption, RelayRunning, WrongBucketCount, WrongState
 from outbox.schema import BUCKETS
 from tests.support.database import Database
+from tests.support.on_servers import on, spread
 from tests.support.outbox_publishers import (
     ACCEPTED,
     TABLES,
@@ -81,7 +82,7 @@ def let_time_pass(engine: Engine, days: float = 2) -> None:
         connection.execute(update(bucket).where(bucket.c.added_at.is_not(None)).values(added_at=past))
 
 
-@pytest.mark.parametrize("first", ["old", "new"])
+@spread("first", ["old", "new"])
 def test_a_message_waits_for_an_earlier_one_of_another_generation(engine: Engine, first: str) -> None:
     """While one relay sends a key's message from an old bucket, no other relay sends the key's next message
     from a new bucket. The reverse holds too; it happens when a program has not noticed the change yet."""
@@ -112,6 +113,7 @@ def test_a_message_waits_for_an_earlier_one_of_another_generation(engine: Engine
     assert sent == [f"{KEY}1", "y1", "z1", f"{KEY}2"]
 
 
+@on("sqlite", "postgresql")
 def test_a_relay_learns_of_new_buckets_before_it_sends(engine: Engine) -> None:
     """Even a relay that neither polls nor is notified does not send a message from an old bucket before an
     earlier one of its key from a new bucket."""
@@ -131,8 +133,8 @@ def test_a_relay_learns_of_new_buckets_before_it_sends(engine: Engine) -> None:
     assert publisher.names == ["a1", "a2"]
 
 
-@pytest.mark.quick("sqlite", "postgresql")
 @pytest.mark.usefixtures("is_always_asked")
+@on("sqlite", "postgresql")
 def test_more_and_fewer_buckets(engine: Engine) -> None:
     """After each change messages are sent as before, in the order of their key, and every relay has its
     share. A dead letter from before a change that is retried goes to its key's new bucket."""
@@ -159,6 +161,7 @@ def test_more_and_fewer_buckets(engine: Engine) -> None:
 
 
 @pytest.mark.usefixtures("is_always_asked")
+@on("sqlite", "postgresql")
 def test_messages_behind_one_that_is_held_in_an_old_bucket(engine: Engine) -> None:
     """Messages behind a held one wait for it, and the outbox counts as drained; other keys go on. After an
     operator releases the message, all are sent in their order."""
@@ -178,6 +181,7 @@ def test_messages_behind_one_that_is_held_in_an_old_bucket(engine: Engine) -> No
 
 
 @pytest.mark.usefixtures("is_always_asked")
+@on("sqlite", "postgresql")
 def test_delayed_messages_of_old_buckets(engine: Engine) -> None:
     """Delayed messages are sent when they are due, in the order of their due times, whichever bucket they are
     in."""
@@ -199,7 +203,7 @@ def test_delayed_messages_of_old_buckets(engine: Engine) -> None:
         assert [name for name in sent if name[0] == key] == [f"{key}1", f"{key}2", f"{key}3"]
 
 
-@pytest.mark.quick("sqlite")
+@on("sqlite")
 def test_a_program_that_goes_on(
     migrated: Database, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,13 +229,11 @@ def test_a_program_that_goes_on(
         Outbox(buckets=BUCKETS).publish(connection, "orders", b"")
 
 
-@pytest.mark.quick("postgresql", "mariadb")
 @pytest.mark.usefixtures("is_always_asked")
+@on("postgresql", "mariadb")
 def test_a_transaction_that_sees_an_old_state(migrated: Database) -> None:
     """Buckets read by a transaction with an old snapshot do not replace what the program has learned
     since."""
-    if migrated.name == "sqlite":
-        pytest.skip("such a transaction cannot write")
     engine = migrated.engine()
     with engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection:
         connection.execute(select(TABLES.bucket)).all()
@@ -297,6 +299,7 @@ def test_old_buckets_are_kept_as_long_as_they_are_used(engine: Engine, step: Cal
     assert relay(engine, publisher) == 1
 
 
+@on("sqlite", "postgresql")
 def test_a_relay_deletes_old_buckets_by_itself(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Relays delete old buckets without being asked; afterwards all relays share the remaining buckets."""
     monkeypatch.setattr(retiring, "_EVERY", 0.0)
@@ -306,7 +309,7 @@ def test_a_relay_deletes_old_buckets_by_itself(engine: Engine, monkeypatch: pyte
         wait_until(lambda: sorted(each.buckets for each in outbox.status(engine).relays) == [3, 4])
 
 
-@pytest.mark.quick("sqlite")
+@on("sqlite")
 def test_when_the_number_cannot_be_changed(engine: Engine) -> None:
     """The number of buckets cannot be changed while a relay of an older version is running (one that is lost
     does not matter), cannot exceed 4,096, and cannot be changed while too many old buckets exist."""
@@ -330,6 +333,7 @@ def test_when_the_number_cannot_be_changed(engine: Engine) -> None:
 
 
 @pytest.mark.quick("sqlite", "mariadb")
+@on("sqlite", "postgresql", "mariadb")
 def test_operators_who_are_interrupted_or_meet(engine: Engine) -> None:
     """Until a change is complete, no message goes to its buckets; another call completes or replaces it. If
     several operators make a change at the same time, each change is made completely, or not at all and with
@@ -359,6 +363,7 @@ def test_operators_who_are_interrupted_or_meet(engine: Engine) -> None:
     assert relay(engine, publisher) == 1
 
 
+@on("sqlite", "postgresql")
 def test_without_a_change_a_relay_asks_nothing_more(engine: Engine) -> None:
     """With one generation, a relay reads the buckets when it starts, and does not look for a key's messages
     in other buckets. The fence against changes is a condition in the statement that renews its lease."""

@@ -11,6 +11,7 @@ from examples.embedded_postgres import EmbeddedPostgres
 from inbox.schema import metadata
 from outbox import Relay
 from tests.support.database import Database
+from tests.support.on_servers import spread
 from tests.support.outbox_publishers import TABLES, Recorder, count, let_leases_end, publish
 from tests.support.processes import wait_until, workers
 from tests.support.relay.crashes import (
@@ -25,7 +26,7 @@ from tests.support.relay.crashes import (
     running,
     take,
 )
-from tests.support.relay.servers import server  # noqa: F401 - where its databases are
+from tests.support.relay.servers import NAMES
 from tests.support.relay.worker import POINTS, dying_relay, producer, relay
 
 pytestmark = pytest.mark.mysql
@@ -46,7 +47,7 @@ def relay_all(engine: Engine) -> None:
     wait_until(is_done)
 
 
-@pytest.mark.parametrize("point", POINTS)
+@spread("point", POINTS, where=NAMES)
 def test_a_killed_relay_loses_no_message(migrated: Database, point: str) -> None:
     """A relay is killed with kill -9 before, during or after a send. Another one sends, with the same id,
     what may not have been sent. The killed relay's attempts are counted, and each message takes effect once,

@@ -1,19 +1,18 @@
 """Rows written by other programs that are not valid messages: each becomes a dead letter and stops nothing
 else."""
 
-import asyncio
+from itertools import product
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, text, update
-from sqlalchemy.ext.asyncio import create_async_engine
 
-from outbox import AsyncRelay, MessageState, Relay, Unknown, peek, retry_all
+from outbox import MessageState, Relay, Unknown, peek, retry_all
 from outbox._relaying.reading import payloads as loading
 from tests.support.database import Database
+from tests.support.on_servers import on, spread
 from tests.support.outbox_publishers import (
     TABLES,
-    AsyncRecorder,
     Recorder,
     count,
     dead,
@@ -22,11 +21,9 @@ from tests.support.outbox_publishers import (
     relay,
     waiting,
 )
-from tests.support.relay.servers import server
+from tests.support.relay.servers import NAMES
 
 pytestmark = pytest.mark.mysql
-
-__all__ = ["server"]
 
 HEADERS = {
     "no JSON": ("{it's", "its headers are not JSON"),
@@ -53,7 +50,7 @@ def spoil(engine: Engine, what: str) -> None:
             )
 
 
-@pytest.mark.parametrize("headers", HEADERS)
+@spread("headers", HEADERS, where=NAMES)
 def test_headers_that_cannot_be_read(migrated: Database, headers: str) -> None:
     """The row becomes a dead letter with the reason, without having been sent. The messages before and behind
     it in its key are sent in order, and so are others. Operators can look at it and retry it."""
@@ -93,6 +90,7 @@ def test_times_that_python_does_not_have(postgres: Database, time: str) -> None:
         assert count(engine, TABLES.message) == (2 if waits else 0)
 
 
+@on("sqlite")
 def test_its_key_is_held(migrated: Database) -> None:
     """With after_dead="hold" the damaged row stays in its place, and the messages behind it wait for an
     operator."""
@@ -107,52 +105,18 @@ def test_its_key_is_held(migrated: Database) -> None:
     assert rows["a2"].error.startswith("its headers are not JSON")
 
 
-def test_a_delayed_one(migrated: Database) -> None:
-    """A damaged message that was delayed becomes a dead letter as well."""
-    engine = migrated.engine()
-    publish(engine, "a1", "a2", delay=0.001)
-    damage(engine, "a2", headers="{")
-    publisher = Recorder()
-    relay(engine, publisher)
-    relay(engine, publisher)
-    assert publisher.of("a") == ["a1"]
-    assert list(dead(engine)) == ["a2"]
-
-
-def test_asynchronous(migrated: Database) -> None:
-    """An AsyncRelay, too, makes a damaged row a dead letter."""
-    engine = migrated.engine()
-    publish(engine, "a1", "a2", "a3")
-    damage(engine, "a2", headers="{")
-    publisher = AsyncRecorder()
-
-    async def scenario() -> int:
-        asynchronous = create_async_engine(migrated.async_url)
-        try:
-            return await AsyncRelay(asynchronous, publisher).run_once()
-        finally:
-            await asynchronous.dispose()
-
-    assert asyncio.run(scenario()) == 2
-    assert publisher.of("a") == ["a1", "a3"]
-    assert list(dead(engine)) == ["a2"]
-
-
 KINDS = {
     "sqlite": ("payload = 'a text'", "its payload is not bytes, but str"),
     "mysql": ("`key` = X'61ff'", "its key is not UTF-8"),
 }
 
 
-@pytest.mark.parametrize("delay", [None, 0.001], ids=["at once", "delayed"])
-@pytest.mark.parametrize("light", [True, False], ids=["light", "heavy"])
+@spread("light, delay", product([True, False], [None, 0.001]), elsewhere=4, where=("sqlite", "mariadb"))
 def test_a_column_of_another_kind(
-    migrated: Database, monkeypatch: pytest.MonkeyPatch, *, light: bool, delay: float | None
+    migrated: Database, monkeypatch: pytest.MonkeyPatch, light: bool, delay: float | None
 ) -> None:
     """A value that the database accepts although it is no valid payload or key becomes a dead letter as well,
     even if the payload is read later than the rest of the row."""
-    if migrated.url.get_backend_name() not in KINDS:
-        pytest.skip("PostgreSQL knows its types")
     if not light:
         monkeypatch.setattr(loading, "_LARGEST_BATCH", 1)
     change, reason = KINDS[migrated.url.get_backend_name()]
@@ -170,6 +134,7 @@ def test_a_column_of_another_kind(
     assert len(peek(engine, state=MessageState.DEAD)) == 1
 
 
+@on("sqlite")
 def test_it_was_sent_before(migrated: Database) -> None:
     """A row that is damaged while it waits for its next attempt keeps its number of attempts."""
     engine = migrated.engine()

@@ -1,7 +1,6 @@
 """Rows with invalid times or counts: each becomes a dead letter, stops nothing else, and can be looked at."""
 
 import asyncio
-from typing import Any
 
 import pytest
 from sqlalchemy import Engine, text
@@ -9,6 +8,7 @@ from sqlalchemy import Engine, text
 from outbox import AsyncRelay, MessageState, OutboxStatus, drop, peek, status
 from tests.support.cli import in_this_process
 from tests.support.database import Database
+from tests.support.on_servers import on
 from tests.support.outbox_publishers import TABLES, AsyncRecorder, Recorder, count, publish, relay
 
 pytestmark = pytest.mark.mysql
@@ -40,13 +40,6 @@ def spoil(engine: Engine, table: str, what: str) -> None:
     engine.dispose()
 
 
-def damages(database: Database, known: dict[str, Any]) -> Any:
-    backend = database.url.get_backend_name()
-    if backend not in known:
-        pytest.skip("PostgreSQL knows its types")
-    return known[backend]
-
-
 def looked_at(engine: Engine) -> OutboxStatus:
     """The status of the outbox, after `peek` has looked at every message."""
     for state in (None, *MessageState):
@@ -54,11 +47,12 @@ def looked_at(engine: Engine) -> OutboxStatus:
     return status(engine)
 
 
+@on("sqlite", "mariadb", "mysql")
 def test_in_line(migrated: Database) -> None:
     """A damaged row becomes a dead letter without having been sent, and its neighbours are sent, also those
     of its key."""
     engine = migrated.engine()
-    for what, reason in damages(migrated, IN_LINE).items():
+    for what, reason in IN_LINE[migrated.url.get_backend_name()].items():
         publish(engine, "a1", "a2", "a3", "b1")
         spoil(engine, "outbox_message", what)
         assert looked_at(engine).dead == 0
@@ -72,11 +66,12 @@ def test_in_line(migrated: Database) -> None:
         drop(engine, letter.id)
 
 
+@on("sqlite", "mariadb", "mysql")
 def test_its_key_is_held(migrated: Database) -> None:
     """With after_dead="hold" the row stays in its place, and can be looked at and dropped."""
     engine = migrated.engine()
     publisher = Recorder()
-    for what in damages(migrated, IN_LINE):
+    for what in IN_LINE[migrated.url.get_backend_name()]:
         publish(engine, "a1", "a2", "a3", "b1")
         spoil(engine, "outbox_message", what)
         assert relay(engine, publisher, after_dead="hold") == 2, what
@@ -86,11 +81,12 @@ def test_its_key_is_held(migrated: Database) -> None:
         assert relay(engine, publisher) == 1
 
 
+@on("sqlite", "mariadb", "mysql")
 def test_delayed(migrated: Database) -> None:
     """A damaged message that is delayed does not wait until it is due: it becomes a dead letter immediately.
     A zero date counts as due, and the message is sent."""
     engine = migrated.engine()
-    for what in damages(migrated, DELAYED):
+    for what in DELAYED[migrated.url.get_backend_name()]:
         publish(engine, "a2", delay=3_600)
         publish(engine, "a1", "b1", delay=0.001)
         spoil(engine, "outbox_delayed", what)
@@ -108,10 +104,11 @@ def test_delayed(migrated: Database) -> None:
             drop(engine, letter.id)
 
 
+@on("sqlite", "mariadb", "mysql")
 def test_asynchronous(migrated: Database) -> None:
     """An AsyncRelay, too, makes such a row a dead letter."""
     engine = migrated.engine()
-    what, reason = next(iter(damages(migrated, IN_LINE).items()))
+    what, reason = next(iter(IN_LINE[migrated.url.get_backend_name()].items()))
     publish(engine, "a1", "a2", "a3")
     spoil(engine, "outbox_message", what)
     publisher = AsyncRecorder()

@@ -7,18 +7,18 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
-from sqlalchemy import URL, Engine, create_engine, delete, update
+from sqlalchemy import URL, Engine, create_engine, update
 
-from outbox import Envelope, Outcome, Refused, Relay, Unknown
+from outbox import Envelope, Outcome, Refused, Relay
 from outbox._relaying.sending.batch import SOLO_AFTER
 from tests.support.database import Database
+from tests.support.on_servers import on
 from tests.support.outbox_publishers import (
     ACCEPTED,
     TABLES,
     Recorder,
     count,
     dead,
-    let_backoffs_end,
     let_leases_end,
     name_of,
     publish,
@@ -33,15 +33,6 @@ MAX_ATTEMPTS = SOLO_AFTER + 3
 @pytest.fixture
 def engine(migrated: Database) -> Engine:
     return migrated.engine()
-
-
-def test_behind_a_dead_letter_its_key_goes_on(engine: Engine) -> None:
-    """With after_dead="continue", the default, message 3 is sent after message 2 has become a dead letter."""
-    publish(engine, "a1", "a2", "a3", "b1")
-    publisher = Recorder({"a2": [Refused("no")]})
-    assert relay(engine, publisher) == 3
-    assert publisher.of("a") == ["a1", "a3"]
-    assert list(dead(engine)) == ["a2"]
 
 
 def test_behind_a_held_letter_its_key_waits(engine: Engine) -> None:
@@ -60,32 +51,7 @@ def test_behind_a_held_letter_its_key_waits(engine: Engine) -> None:
     assert publisher.names.count("a2") == 1
 
 
-def test_a_held_letter_that_is_released(engine: Engine) -> None:
-    """A held message that is set to pending again is sent once more, with the next attempt number, and its
-    key follows in order."""
-    publish(engine, "a1", "a2", "a3")
-    publisher = Recorder({"a2": [Refused("no")]})
-    assert relay(engine, publisher, after_dead="hold") == 1
-    with engine.begin() as connection:
-        connection.execute(
-            update(TABLES.message).where(TABLES.message.c.state == "held").values(state="pending")
-        )
-    assert relay(engine, publisher, after_dead="hold") == 2
-    assert publisher.of("a") == ["a1", "a2", "a3"]
-    assert [each.attempt for each in publisher.accepted] == [1, 2, 1]
-
-
-def test_a_held_letter_that_is_dropped(engine: Engine) -> None:
-    """After a held message is deleted, its key goes on without it."""
-    publish(engine, "a1", "a2", "a3")
-    publisher = Recorder({"a2": [Refused("no")]})
-    relay(engine, publisher, after_dead="hold")
-    with engine.begin() as connection:
-        connection.execute(delete(TABLES.message).where(TABLES.message.c.state == "held"))
-    assert relay(engine, publisher, after_dead="hold") == 1
-    assert publisher.of("a") == ["a1", "a3"]
-
-
+@on("sqlite")
 def test_without_a_key_there_is_nothing_to_hold(engine: Engine) -> None:
     """A message without a key becomes a dead letter even with after_dead="hold"."""
     publish(engine, "-1", "-2")
@@ -94,25 +60,7 @@ def test_without_a_key_there_is_nothing_to_hold(engine: Engine) -> None:
     assert not waiting(engine)
 
 
-@pytest.mark.parametrize("after_dead", ["continue", "hold"])
-def test_after_too_many_sends_without_an_answer(engine: Engine, after_dead: str) -> None:
-    """An unknown message that has used up its attempts is treated as a refused one: dead, or held with
-    after_dead="hold"."""
-    publish(engine, "a1", "a2", "b1")
-    publisher = Recorder({"a1": [Unknown("?")] * 2})
-    for _ in range(3):
-        relay(engine, publisher, max_attempts=2, after_dead=after_dead)
-        let_backoffs_end(engine)
-    assert [each.attempt for each in publisher.sent if name_of(each) == "a1"] == [1, 2]
-    if after_dead == "hold":
-        row = waiting(engine)["a1"]
-        assert (list(waiting(engine)), row.state, row.attempts) == (["a1", "a2"], "held", 2)
-        assert publisher.of("a") == []
-    else:
-        assert (dead(engine)["a1"].outcome, dead(engine)["a1"].attempts) == ("unknown", 2)
-        assert publisher.of("a") == ["a2"]
-
-
+@on("sqlite")
 def test_an_interrupted_send_is_an_attempt(engine: Engine) -> None:
     """After Ctrl-C during a send, the message being sent is unknown, since it may have arrived; answers are
     recorded, and messages that were not sent are unchanged."""
@@ -152,6 +100,7 @@ def test_attempts_are_counted_before_the_send(migrated: Database, tmp_path: Path
     assert publisher.of("x") == ["x1", "x2"]
 
 
+@on("sqlite", "postgresql")
 def test_a_message_that_kills_its_relay_ends_dead(migrated: Database, tmp_path: Path) -> None:
     """A poison message that kills every relay during its send is dead after `max_attempts` sends. The
     messages sent together with it are accepted after a few sends of their own, and each of the relays still
@@ -206,6 +155,7 @@ def _sends(sends: Path) -> Counter[str]:
     return Counter(sends.read_text().split())
 
 
+@on("sqlite")
 def test_what_was_not_sent_is_not_given_up(migrated: Database, tmp_path: Path) -> None:
     """Even if `max_attempts` is small, relays that are killed while sending one message do not use up the
     attempts of the others in its batch: no message is given up before it has been sent alone."""

@@ -11,6 +11,7 @@ from sqlalchemy import Engine, delete, event, select, update
 from inbox_outbox_base.databases.taking_statements import clock
 from outbox import Envelope, Message, Outbox, Outcome, Relay
 from tests.support.database import Database
+from tests.support.on_servers import WITH_WRITERS, on, spread
 from tests.support.outbox_publishers import (
     ACCEPTED,
     TABLES,
@@ -22,7 +23,7 @@ from tests.support.outbox_publishers import (
     waiting,
 )
 from tests.support.processes import wait_until
-from tests.support.together import Task
+from tests.support.relay.crashes import running
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def engine(migrated: Database) -> Engine:
     return migrated.engine()
 
 
-@pytest.mark.parametrize("later", ["delay", "available_at"])
+@spread("later", ["delay", "available_at"])
 def test_a_delayed_message_waits(engine: Engine, later: str) -> None:
     """A delayed message is sent unchanged when it is due, and messages behind it do not wait for it."""
     when: Any = timedelta(hours=1) if later == "delay" else datetime.now(UTC) + timedelta(hours=1)
@@ -60,13 +61,10 @@ def test_it_does_not_leave_before_it_is_due(engine: Engine) -> None:
         early.append(now < message.created_at + timedelta(seconds=float(message.headers["after"])))
         return ACCEPTED
 
-    running = Relay(engine, Recorder(answer))
-    task = Task(running.run)
-    for delay in (0.0, 0.3, 1.3):
-        publish(engine, "a1", delay=delay, headers={"after": str(delay)})
-    wait_until(lambda: len(early) == 3)
-    running.stop()
-    task.result()
+    with running(Relay(engine, Recorder(answer))):
+        for delay in (0.0, 0.3, 1.3):
+            publish(engine, "a1", delay=delay, headers={"after": str(delay)})
+        wait_until(lambda: len(early) == 3)
     assert early == [False] * 3
 
 
@@ -108,32 +106,10 @@ def test_many_are_due_together(engine: Engine) -> None:
     assert publisher.names == names
 
 
-def test_a_time_that_is_over(engine: Engine) -> None:
-    """A message with a due time in the past is due now."""
-    publish(engine, "a1", available_at=datetime.now(UTC) - timedelta(days=3))
-    publish(engine, "a2", delay=0)
-    publisher = Recorder()
-    relay(engine, publisher)
-    assert sorted(publisher.names) == ["a1", "a2"]
-
-
-def test_what_was_rolled_back_is_never_due(engine: Engine) -> None:
-    """A delayed message is sent if and only if its transaction commits, like any other."""
-    with engine.connect() as connection:
-        Outbox().publish(connection, "orders", b"a1", key="a", delay=3_600)
-        connection.rollback()
-    publish(engine, "a2", delay=3_600)
-    _let_time_pass(engine)
-    publisher = Recorder()
-    assert relay(engine, publisher) == 1
-    assert publisher.names == ["a2"]
-
-
+@on(*WITH_WRITERS)
 def test_relays_that_move_side_by_side(migrated: Database) -> None:
     """Two messages of one key become due while two relays look for due messages, and the first relay's move
     takes long. They are still sent in the order of their due times."""
-    if migrated.name == "sqlite":
-        pytest.skip("one writer: nobody moves meanwhile")
     looking, publisher, slowed = migrated.engine(), Recorder(), threading.Event()
 
     def move_slowly(_: Any, __: Any, statement: str, *___: Any) -> None:
@@ -148,17 +124,13 @@ def test_relays_that_move_side_by_side(migrated: Database) -> None:
         engine = migrated.engine()
         event.listen(engine, "before_cursor_execute", move_slowly)
         relays.append(Relay(engine, publisher))
-    tasks = [Task(each.run) for each in relays]
-    wait_until(lambda: count(looking, TABLES.relay) == 2)
-    with looking.begin() as connection:
-        for name, delay in (("a1", 2.5), ("a2", 3.0)):
-            (message,) = messages([name], delay=delay)
-            Outbox().publish_many(connection, [message])
-    wait_until(lambda: len(publisher.accepted) == 2)
-    for each in relays:
-        each.stop()
-    for task in tasks:
-        task.result()
+    with running(*relays):
+        wait_until(lambda: count(looking, TABLES.relay) == 2)
+        with looking.begin() as connection:
+            for name, delay in (("a1", 2.5), ("a2", 3.0)):
+                (message,) = messages([name], delay=delay)
+                Outbox().publish_many(connection, [message])
+        wait_until(lambda: len(publisher.accepted) == 2)
     assert slowed.is_set()
     assert publisher.of("a") == ["a1", "a2"]
 
@@ -186,24 +158,20 @@ def test_what_is_due_at_the_same_time(engine: Engine) -> None:
     assert publisher.names == names
 
 
+@on(*WITH_WRITERS)
 def test_a_row_that_is_locked_is_not_passed_by(migrated: Database) -> None:
     """While another transaction locks the first of a key's due messages, the second one is not moved before
     it. A message that was dropped meanwhile is not sent."""
-    if migrated.name == "sqlite":
-        pytest.skip("one writer: nobody moves meanwhile")
     engine, publisher = migrated.engine(), Recorder()
     past = datetime.now(UTC) - timedelta(hours=1)
     first, _, third = publish(engine, "a1", "a2", "a3", available_at=past)
-    running = Relay(engine, publisher, lease=60)
     with engine.connect() as other:
         other.execute(select(TABLES.delayed).where(TABLES.delayed.c.id == first).with_for_update())
-        task = Task(running.run)
-        time.sleep(0.5)
-        assert not publisher.sent
-        other.execute(delete(TABLES.delayed).where(TABLES.delayed.c.id == third))
-        other.commit()
-    wait_until(lambda: len(publisher.accepted) == 2)
-    running.stop()
-    task.result()
+        with running(Relay(engine, publisher, lease=60)):
+            time.sleep(0.5)
+            assert not publisher.sent
+            other.execute(delete(TABLES.delayed).where(TABLES.delayed.c.id == third))
+            other.commit()
+            wait_until(lambda: len(publisher.accepted) == 2)
     assert publisher.names == ["a1", "a2"]
     assert count(engine, TABLES.delayed) == 0

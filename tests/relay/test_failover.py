@@ -1,13 +1,14 @@
 """A failover loses the last commits while a relay is sending; other messages then get the same sequences."""
 
 from collections.abc import Iterable, Sequence
+from itertools import product
 from typing import Any
 
-import pytest
 from sqlalchemy import Engine, delete, insert, select
 
 from outbox import Envelope, Outcome, Refused, Relay, Unavailable, Unknown
 from tests.support.database import Database
+from tests.support.on_servers import WITH_WRITERS, spread
 from tests.support.outbox_publishers import (
     ACCEPTED,
     TABLES,
@@ -20,6 +21,7 @@ from tests.support.outbox_publishers import (
 )
 
 OUTCOMES = [ACCEPTED, Refused("no"), Unavailable("away"), Unknown("no answer")]
+OPTIONS: list[dict[str, Any]] = [{}, {"keep_sent": 60}, {"after_dead": "hold"}]
 
 
 class Overtaken(Recorder):
@@ -40,17 +42,13 @@ class Overtaken(Recorder):
         return super().send(batch)
 
 
-@pytest.mark.quick("postgresql", "mariadb")
-@pytest.mark.parametrize("options", [{}, {"keep_sent": 60}, {"after_dead": "hold"}], ids=str)
-@pytest.mark.parametrize("outcome", OUTCOMES, ids=lambda outcome: type(outcome).__name__)
-def test_what_was_sent_says_nothing_of_others(
+@spread("outcome, options", product(OUTCOMES, OPTIONS), elsewhere=len(OPTIONS), where=WITH_WRITERS)
+def test_outcomes_are_not_recorded_for_other_messages(
     migrated: Database, outcome: Outcome, options: dict[str, Any]
 ) -> None:
     """The outcomes of the lost messages are not recorded for the messages that now have their sequences;
     these are sent, in their first attempt."""
     engine = migrated.engine()
-    if migrated.name == "sqlite":
-        pytest.skip("a file has no standby")
     publish(engine, "a1", "b1", "-1")
     publisher = Overtaken(engine, outcome)
     publisher.relay = Relay(engine, publisher, max_attempts=1, **options)

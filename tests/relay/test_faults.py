@@ -3,16 +3,13 @@
 The faults are drawn from a seed, which is printed; set RELAY_FAULTS_SEED in the environment to repeat them.
 """
 
-from dataclasses import dataclass
-from typing import Any
-
 import pytest
 from aiormq.abc import AbstractChannel
 
 from tests.servers.rabbitmq import LocalRabbit
 from tests.support.brokers.rabbit_queues import Queues
 from tests.support.outbox_publishers import count
-from tests.support.relay.crashes import MADE, TAKEN, arrivals, assert_exact, take
+from tests.support.relay.crashes import MADE, TAKEN, arrivals, assert_exact, copy_in_rabbit, take
 from tests.support.relay.faults import Run, Work
 from tests.support.relay.lane_worker import slow_relay, spreading_producer
 from tests.support.relay.worker import consumer, rabbit_consumer, rabbit_relay, relay
@@ -22,15 +19,6 @@ pytestmark = pytest.mark.mysql
 pytest_plugins = ["tests.support.brokers.rabbit_fixtures", "tests.support.relay.fault_fixtures"]
 
 LEASE, LEASE_WITH_RABBIT = 1.0, 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """One copy of a message that was sent to RabbitMQ."""
-
-    key: str
-    number: int
-    message: str
 
 
 @pytest.mark.long(but_on="15")
@@ -91,7 +79,7 @@ def test_faults_of_rabbitmq(run: Run, private_rabbitmq: LocalRabbit, faults: int
 
         run.crashes["kill RabbitMQ"] = private_rabbitmq.restart
         run.go(work, faults, lambda: count(run.engine, TAKEN) >= count(run.engine, MADE))
-        copies = [copy_of(message) for message in queues.take(witness)]
+        copies = [copy_in_rabbit(each) for each in queues.take(witness)]
     assert_exact(run.engine, copies)
     assert len(copies) >= count(run.engine, MADE) > faults
 
@@ -101,9 +89,3 @@ async def spread(channel: AbstractChannel, exchange: str, *queues: str) -> None:
     await channel.exchange_declare(exchange, exchange_type="fanout", durable=True)
     for queue in queues:
         await channel.queue_bind(queue, exchange)
-
-
-def copy_of(message: Any) -> Copy:
-    """The copy that RabbitMQ received."""
-    properties = message.header.properties
-    return Copy(properties.headers["outbox-key"], int(message.body), properties.message_id)

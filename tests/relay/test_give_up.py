@@ -1,22 +1,20 @@
 """Messages that the broker never accepts: the log reports them, and a relay can give them up."""
 
-import asyncio
 import logging
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, update
-from sqlalchemy.ext.asyncio import create_async_engine
 
 from inbox import Backoff
-from outbox import AsyncRelay, Envelope, Outcome, Relay, Unavailable, Unknown, retry
+from outbox import Envelope, Outcome, Relay, Unavailable, Unknown, retry
 from outbox._relaying.sending import lanes
 from tests.support.database import Database
+from tests.support.on_servers import on
 from tests.support.outbox_publishers import (
     ACCEPTED,
     TABLES,
-    AsyncRecorder,
     Recorder,
     dead,
     let_backoffs_end,
@@ -70,6 +68,7 @@ def test_a_message_that_is_given_up(engine: Engine) -> None:
     assert row.error.endswith(" s: no queue 'typo'")
 
 
+@on("sqlite")
 def test_it_may_have_arrived(engine: Engine) -> None:
     """If one of its sends had no answer, the dead letter's outcome is unknown."""
     publish(engine, "a1")
@@ -80,6 +79,7 @@ def test_it_may_have_arrived(engine: Engine) -> None:
     assert dead(engine)["a1"].outcome == "unknown"
 
 
+@on("sqlite")
 def test_its_key_is_held(engine: Engine) -> None:
     """With after_dead="hold" an operator decides; a retry restarts the time limit."""
     publish(engine, "a1", topic="typo")
@@ -95,6 +95,7 @@ def test_its_key_is_held(engine: Engine) -> None:
     assert waiting(engine)["a1"].state == "pending"
 
 
+@on("sqlite")
 def test_without_the_option(engine: Engine) -> None:
     """Without `give_up_after`, a message is retried forever, however long it has failed."""
     publish(engine, "a1", topic="typo")
@@ -105,6 +106,7 @@ def test_without_the_option(engine: Engine) -> None:
     assert list(waiting(engine)) == ["a1"]
 
 
+@on("sqlite")
 def test_many_are_given_up_together(engine: Engine) -> None:
     """A topic that is retried with one message at a time does not keep any message past its time limit."""
     publish(engine, *(f"-{number}" for number in range(300)), topic="typo")
@@ -118,24 +120,7 @@ def test_many_are_given_up_together(engine: Engine) -> None:
     assert len(dead(engine)) == 300
 
 
-def test_asynchronous(migrated: Database) -> None:
-    """An AsyncRelay gives messages up in the same way."""
-    engine = migrated.engine()
-    publish(engine, "a1", topic="typo")
-
-    async def scenario() -> None:
-        asynchronous = create_async_engine(migrated.async_url)
-        try:
-            await AsyncRelay(asynchronous, AsyncRecorder(no_queue), give_up_after=HOUR).run_once()
-        finally:
-            await asynchronous.dispose()
-
-    asyncio.run(scenario())
-    let_time_pass(engine, 2 * HOUR)
-    asyncio.run(scenario())
-    assert list(dead(engine)) == ["a1"]
-
-
+@on("sqlite")
 def test_the_log_names_topics_that_are_not_taken(
     migrated: Database, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

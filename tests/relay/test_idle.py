@@ -16,10 +16,11 @@ from outbox._relaying.members import Members
 from outbox._relaying.reading import backlog
 from outbox.schema import BUCKETS
 from tests.support.database import Database
+from tests.support.on_servers import on, spread
 from tests.support.outbox_publishers import ACCEPTED, TABLES, Recorder, count, publish
 from tests.support.processes import wait_until
 from tests.support.relay.crashes import engine_of, is_shared, ownership, running
-from tests.support.relay.servers import server  # noqa: F401 - where its databases are
+from tests.support.relay.servers import NAMES, server  # noqa: F401 - where its databases are
 
 SELDOM = 600
 """Seconds: with this `poll` and this lease, relays do nothing in a test unless they are woken or have to."""
@@ -86,8 +87,8 @@ def elsewhere(database: Database) -> Engine:
     return database.engine_at(database.url.update_query_dict({"application_name": "elsewhere"}))
 
 
-@pytest.mark.quick("postgresql")
 @pytest.mark.parametrize(("poll", "most"), [(60, 1), (1, 5)])
+@on("postgresql")
 def test_an_idle_relay(migrated: Database, poll: float, most: int) -> None:
     """An idle relay runs one transaction each time it polls. With `poll=60` and a lease of 30 seconds that is
     at most one in ten seconds."""
@@ -215,7 +216,7 @@ def test_what_operators_decide(postgres: Database) -> None:
 
 
 @pytest.mark.quick("sqlite")
-@pytest.mark.parametrize("pool", [QueuePool, NullPool])
+@spread("pool", [QueuePool, NullPool], where=NAMES)
 def test_a_topic_that_is_not_taken(
     migrated: Database, monkeypatch: pytest.MonkeyPatch, pool: type[Pool]
 ) -> None:

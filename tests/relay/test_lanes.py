@@ -31,6 +31,7 @@ from outbox._relaying.reading import payloads as loading
 from outbox._relaying.rounds import Rounds
 from outbox._relaying.sending.lanes import MOST_FLIGHTS
 from tests.support.database import Database
+from tests.support.on_servers import on
 from tests.support.outbox_publishers import (
     ACCEPTED,
     TABLES,
@@ -44,10 +45,7 @@ from tests.support.outbox_publishers import (
 )
 from tests.support.processes import wait_until
 from tests.support.relay.crashes import running
-from tests.support.relay.servers import server  # noqa: F401 - where its databases are
 from tests.support.together import Task
-
-pytestmark = pytest.mark.quick("postgresql", "sqlite")
 
 
 @pytest.fixture
@@ -98,6 +96,7 @@ def relaying(engine: Engine, publisher: Any, **options: Any) -> Iterator[Relay]:
                 publisher.opened.set()
 
 
+@on("sqlite", "postgresql")
 def test_a_slow_topic_delays_no_other(engine: Engine) -> None:
     """While a send to one topic has not returned, older and newer messages of other topics are sent."""
     publish(engine, *(f"-{number}" for number in range(300)), topic="slow")
@@ -115,32 +114,6 @@ def test_a_slow_topic_delays_no_other(engine: Engine) -> None:
     assert Counter(message.topic for message in publisher.sent) == {"slow": 300, "quick": 4, "another": 1}
 
 
-def test_far_behind_a_slow_topic(postgres: Database) -> None:
-    """However many messages of a slow topic wait, the relay reads past them, and keeps only their positions
-    in memory."""
-    engine = postgres.engine()
-    with engine.begin() as connection:
-        rows = [
-            {
-                "bucket": n % 4,
-                "id": f"s{n}",
-                "topic": "slow",
-                "payload": b"-",
-                "content_type": "x",
-                "key": f"k{n}",
-            }
-            for n in range(20_000)
-        ]
-        connection.execute(insert(TABLES.message), rows)
-    publish(engine, "a1", topic="quick")
-    publisher = Gate("slow")
-    with relaying(engine, publisher):
-        wait_until(lambda: publisher.names == ["a1"], timeout=30)
-        publisher.opened.set()
-        wait_until(lambda: not waiting(engine), timeout=60)
-    assert len(publisher.sent) == 20_001
-
-
 def test_what_a_relay_remembers_is_bounded(postgres: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """A relay reads no further while it knows too many messages that it cannot send, and in the end sends all
     of them."""
@@ -154,6 +127,7 @@ def test_what_a_relay_remembers_is_bounded(postgres: Database, monkeypatch: pyte
     assert relay.run_once() == 2_000
 
 
+@on("sqlite")
 def test_bytes_that_are_sent_at_the_same_time(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch waits while the batches of other topics that are being sent would exceed the limit of bytes
     together with it."""
@@ -171,6 +145,7 @@ def test_bytes_that_are_sent_at_the_same_time(engine: Engine, monkeypatch: pytes
     assert len(publisher.sent) == 4
 
 
+@on("sqlite", "postgresql")
 def test_a_key_keeps_its_order_across_topics(engine: Engine) -> None:
     """A message waits for the previous one of its key, whose send to another topic has not returned."""
     publish(engine, "a1", topic="slow")
@@ -200,6 +175,7 @@ def test_a_bounded_number_of_topics_at_a_time(postgres: Database) -> None:
     assert sorted(message.topic for message in publisher.sent) == sorted(topics)
 
 
+@on("sqlite")
 def test_one_send_at_a_time(engine: Engine) -> None:
     """A publisher that is not concurrent gets one batch after the other, each of one topic; every topic has
     its turn."""
@@ -213,6 +189,7 @@ def test_one_send_at_a_time(engine: Engine) -> None:
     assert {message.topic for message in publisher.sent[:6]} == {"one", "two", "three"}
 
 
+@on("sqlite", "postgresql")
 def test_outcomes_are_written_when_they_arrive(engine: Engine) -> None:
     """If a publisher reports outcomes one by one, in any order, each is in the database while the others are
     still being sent."""
@@ -237,22 +214,8 @@ def test_outcomes_are_written_when_they_arrive(engine: Engine) -> None:
     assert publisher.names == ["a1", "b1", "c1"]
 
 
-def test_no_answer_is_lost_that_comes_before_a_failure(engine: Engine) -> None:
-    """Outcomes that a publisher has reported before it raises are recorded; the other messages are
-    unknown."""
-    publish(engine, "a1", "b1", "c1")
-
-    class Failing(Recorder):
-        def send(self, batch: Sequence[Envelope]) -> Any:
-            yield 1, ACCEPTED
-            raise ConnectionError("gone")
-
-    assert Relay(engine, Failing()).run_once() == 1
-    assert {name: row.state for name, row in waiting(engine).items()} == {"a1": "unknown", "c1": "unknown"}
-
-
-@pytest.mark.quick("postgresql")
 @pytest.mark.parametrize("outcome", [Unavailable("full"), Unknown("silence")], ids=str)
+@on("postgresql")
 def test_a_topic_that_is_not_taken_is_tried_with_one_message(engine: Engine, outcome: Outcome) -> None:
     """After the first failed batch of a topic, the relay sends single messages of it, less and less often,
     while other topics go on; once one is accepted, all are sent."""
@@ -271,8 +234,8 @@ def test_a_topic_that_is_not_taken_is_tried_with_one_message(engine: Engine, out
         wait_until(lambda: len(publisher.accepted) > 4 + 1, timeout=60)
 
 
-@pytest.mark.quick("postgresql")
 @pytest.mark.parametrize("is_paused", [False, True])
+@on("postgresql")
 def test_an_operator_does_not_wait_for_a_topic(engine: Engine, is_paused: bool) -> None:
     """A topic that is due to be retried in two minutes is tried soon after an operator retries its message or
     ends its pause."""
@@ -289,8 +252,8 @@ def test_an_operator_does_not_wait_for_a_topic(engine: Engine, is_paused: bool) 
         wait_until(lambda: len(publisher.accepted) == 1)
 
 
-@pytest.mark.quick("postgresql")
 @pytest.mark.parametrize("batch", [1, 2])
+@on("postgresql")
 def test_new_messages_leave_beside_many_that_fail(engine: Engine, batch: int) -> None:
     """However small the batches are, messages that are retried do not fill all of them."""
     bad = [f"bad{number}" for number in range(60)]
@@ -312,6 +275,7 @@ class Slow(Recorder):
         return super().send(batch)
 
 
+@on("sqlite", "postgresql")
 def test_a_hot_key_does_not_fill_its_bucket(engine: Engine) -> None:
     """Messages of other keys are sent soon, even behind a thousand messages of one key in the same bucket."""
     many = 1_000
@@ -329,6 +293,7 @@ def test_a_hot_key_does_not_fill_its_bucket(engine: Engine) -> None:
     ]
 
 
+@on("sqlite", "postgresql")
 def test_many_messages_of_a_key_in_a_batch(engine: Engine) -> None:
     """A publisher that keeps the order itself gets as many messages of a key as a batch can hold."""
     publish(engine, *(f"a{number}" for number in range(250)))
@@ -341,6 +306,7 @@ def test_many_messages_of_a_key_in_a_batch(engine: Engine) -> None:
 FAILURES = [Unavailable("later", retry_after=0), Unknown("silence"), Refused("never")]
 
 
+@on("sqlite")
 @pytest.mark.parametrize("outcome", FAILURES, ids=lambda outcome: type(outcome).__name__)
 @pytest.mark.parametrize("place", [0, 3, 9])
 def test_behind_the_first_failure_of_a_key(engine: Engine, outcome: Outcome, place: int) -> None:
@@ -361,6 +327,7 @@ def test_behind_the_first_failure_of_a_key(engine: Engine, outcome: Outcome, pla
     assert all(message.attempt == 1 for message in publisher.sent if name_of(message) != f"a{place}")
 
 
+@on("sqlite")
 def test_answers_of_a_key_in_the_wrong_order(engine: Engine) -> None:
     """If the answer for a later message of a key arrives first, it waits for the earlier message's answer,
     and does not count if that message failed."""
@@ -377,6 +344,7 @@ def test_answers_of_a_key_in_the_wrong_order(engine: Engine) -> None:
     assert {name: row.attempts for name, row in waiting(engine).items()} == {"a2": 1, "a3": 0}
 
 
+@on("sqlite", "postgresql")
 def test_buckets_change_hands_between_batches(engine: Engine) -> None:
     """When a second relay joins while the first one's lanes are full, buckets with messages being sent stay
     until those have an answer, and no message is sent twice."""
@@ -398,8 +366,8 @@ def test_buckets_change_hands_between_batches(engine: Engine) -> None:
     assert set(ids.values()) == {1}
 
 
-@pytest.mark.quick("postgresql")
 @pytest.mark.parametrize("topic", ["orders", "*"])
+@on("postgresql")
 def test_a_pause_while_a_message_is_sent(engine: Engine, topic: str) -> None:
     """If its topic is paused during a send that fails, the message waits for the end of the pause, and so do
     those behind it."""
@@ -421,7 +389,8 @@ def test_a_pause_while_a_message_is_sent(engine: Engine, topic: str) -> None:
     assert publisher.of("a") == ["a1", "a2"]
 
 
-def test_far_behind_a_slow_topic_in_one_bucket(migrated: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+@on("sqlite", "postgresql", "mariadb")
+def test_far_behind_a_slow_topic(migrated: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """A relay reads past the messages of a slow topic even if a scan cannot leave all of them out."""
     monkeypatch.setattr(backlog, "_MOST_ABOVE", 200)
     engine = migrated.engine()
@@ -440,6 +409,7 @@ def test_far_behind_a_slow_topic_in_one_bucket(migrated: Database, monkeypatch: 
 
 
 @pytest.mark.parametrize("number", [1, 2])
+@on("sqlite")
 def test_a_thread_that_cannot_be_started(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:

@@ -12,6 +12,7 @@ from sqlalchemy.exc import OperationalError
 from outbox import Envelope, Message, Outbox, Outcome, Relay
 from outbox.schema import BUCKETS
 from tests.support.database import Database
+from tests.support.on_servers import on
 from tests.support.outbox_publishers import TABLES, Recorder, count, publish
 from tests.support.processes import Worker, wait_until, workers
 from tests.support.proxy import TcpProxy
@@ -51,7 +52,7 @@ class Long(Recorder):
         return super().send(batch)
 
 
-@pytest.mark.quick("postgresql")
+@on("postgresql")
 def test_a_lease_is_renewed_while_a_send_takes_longer(migrated: Database) -> None:
     """A send takes twice as long as the lease. No other relay gets the buckets meanwhile, and the message is
     sent once."""
@@ -74,13 +75,12 @@ class Timed(Paused):
     timeout: ClassVar[float] = LEASE - 1
 
 
+@on("postgresql", "mariadb")
 def test_no_send_begins_that_could_outlast_the_lease(
     migrated: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Once less of the lease is left than a send can take, a relay that cannot renew it sends nothing: not
     even the second message of a batch whose first one was accepted."""
-    if migrated.name == "sqlite":
-        pytest.skip("SQLite is never away")
     publish(engine_of(migrated), "a1", "a2", "a3")
     publisher = Timed()
     address = migrated.url
@@ -207,7 +207,7 @@ def test_a_relay_that_is_frozen_in_a_transaction_keeps_nothing(postgres: Databas
     assert_exact(engine)
 
 
-@pytest.mark.quick("postgresql")
+@on("postgresql")
 def test_relays_whose_clocks_are_wrong_agree(migrated: Database) -> None:
     """Two relays whose clocks are two hours apart share the buckets for longer than a lease, and neither is
     taken for lost. When one is frozen, the other takes over as if its clock were right."""

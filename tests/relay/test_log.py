@@ -14,12 +14,12 @@ from sqlalchemy import URL, Engine, Row, create_engine, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from inbox import Event, EventKind, LogEvents
-from outbox import AsyncRelay, DirectDelivery, Envelope, Outcome, Refused, Relay, Unavailable, Unknown, status
+from outbox import AsyncRelay, Outcome, Refused, Relay, Unavailable, Unknown, status
 from outbox._relaying import journal
 from outbox.errors import DatabaseRefused, InvalidOption
 from tests.support.database import Database
+from tests.support.on_servers import on
 from tests.support.outbox_publishers import (
-    ACCEPTED,
     TABLES,
     AsyncRecorder,
     Recorder,
@@ -30,10 +30,7 @@ from tests.support.outbox_publishers import (
 )
 from tests.support.processes import wait_until, workers
 from tests.support.proxy import TcpProxy
-from tests.support.relay.servers import server
-from tests.support.together import Task
-
-__all__ = ["server"]
+from tests.support.relay.crashes import running
 
 LOG = "outbox.relay"
 WORD = "s3cr3t"
@@ -78,6 +75,7 @@ def is_committed(event: Event, rows: dict[str, Row[Any]]) -> bool:
             return "b1" not in rows
 
 
+@on("sqlite")
 def test_events_of_a_batch(engine: Engine) -> None:
     """There is one event for each kind, topic and batch, with the number of messages and the reason; an event
     about a single message has its id, key and attempt too. What an event reports has been committed, and no
@@ -101,37 +99,7 @@ def test_events_of_a_batch(engine: Engine) -> None:
     assert (several.message_id, several.key) == (None, "")
 
 
-def test_events_of_an_asynchronous_relay(migrated: Database) -> None:
-    """An AsyncRelay reports the same events."""
-    publish(migrated.engine(), "a1", "-1", "b1", "c1", "d1")
-    publish(migrated.engine(), "m1", topic="mail")
-    told: list[Event] = []
-
-    async def scenario() -> None:
-        engine = create_async_engine(migrated.async_url)
-        try:
-            await AsyncRelay(engine, AsyncRecorder(OUTCOMES), on_event=told.append).run_once()
-        finally:
-            await engine.dispose()
-
-    asyncio.run(scenario())
-    assert sorted(map(brief, told)) == sorted(EVENTS)
-
-
-def test_events_of_direct_delivery(engine: Engine) -> None:
-    """A relay that runs the handlers itself reports events in the same way."""
-    publish(engine, "a1")
-    told: list[Event] = []
-
-    def fail(_: Envelope) -> Any:
-        raise ZeroDivisionError("by zero")
-
-    relay(engine, DirectDelivery({"orders": fail}), on_event=told.append)
-    ((kind, topic, number, error),) = map(brief, told)
-    assert (kind, topic, number) == ("unavailable", "orders", 1)
-    assert "by zero" in str(error)
-
-
+@on("sqlite")
 def test_a_hook_that_raises(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
     """An error from a hook is logged and affects neither the message nor the other hooks. A hook that is not
     callable is rejected."""
@@ -154,6 +122,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [each.getMessage().partition("one ")[2] for each in caplog.records if each.name == LOG]
 
 
+@on("sqlite", "postgresql")
 def test_the_life_of_a_relay(
     migrated: Database, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,18 +131,13 @@ def test_the_life_of_a_relay(
     engine = migrated.engine()
     monkeypatch.setattr(journal, "MINUTE", 0.1)
     publisher = Recorder({"c1": [Refused("no")]})
-    running = Relay(engine, publisher, name="one", poll=0.1)
-    with caplog.at_level(logging.INFO, LOG):
-        task = Task(running.run)
+    one = Relay(engine, publisher, name="one", poll=0.1)
+    other = Relay(migrated.engine(), Recorder(), poll=0.1)
+    with caplog.at_level(logging.INFO, LOG), running(one):
         publish(engine, "a1", "b1")
         wait_until(lambda: any("in the last minute" in line for line in lines(caplog)))
-        other = Relay(migrated.engine(), Recorder(), poll=0.1)
-        beside = Task(other.run)
-        wait_until(lambda: "owns 32 buckets, 64 before" in lines(caplog))
-        other.stop()
-        beside.result()
-        running.stop()
-        task.result()
+        with running(other):
+            wait_until(lambda: "owns 32 buckets, 64 before" in lines(caplog))
     said = lines(caplog)
     place = f"{migrated.url.get_backend_name()}://"
     assert said[0].startswith(f"starts: from {place}")
@@ -193,13 +157,12 @@ LOCKED_OUT: dict[str, dict[str, tuple[str, Any]]] = {
 }
 
 
+@on("postgresql", "mariadb")
 @pytest.mark.parametrize("how", ["role", "database"])
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 def test_a_login_that_is_refused(migrated: Database, how: str, *, is_async: bool) -> None:
     """If its first login is rejected, a relay ends with an error that names the address and the code, but no
     password."""
-    if migrated.name == "sqlite":
-        pytest.skip("a file asks for no password")
     code, change = LOCKED_OUT[migrated.url.get_backend_name()][how]
     begin = _run_async if is_async else _run
     url = migrated.async_url if is_async else migrated.url
@@ -224,18 +187,14 @@ def _run_async(url: URL) -> None:
     asyncio.run(run())
 
 
+@on("postgresql", "mariadb")
 def test_nobody_answers_yet(migrated: Database, caplog: pytest.LogCaptureFixture) -> None:
     """A relay waits for a server that does not answer at all, even before its first connection; the log gives
     the address and the reason."""
-    if migrated.name == "sqlite":
-        pytest.skip("a file has no server")
     with TcpProxy(str(migrated.url.host), migrated.url.port or 0) as proxy:
         port = proxy.port
-    running = Relay(create_engine(migrated.url.set(host="127.0.0.1", port=port)), Recorder())
-    task = Task(running.run)
-    wait_until(lambda: "does not answer" in caplog.text)
-    running.stop()
-    task.result()
+    with running(Relay(create_engine(migrated.url.set(host="127.0.0.1", port=port)), Recorder())):
+        wait_until(lambda: "does not answer" in caplog.text)
     assert f"127.0.0.1:{port}" in caplog.text
     assert "refused" in caplog.text
 
@@ -274,26 +233,22 @@ def own_role(engine: Engine, url: URL) -> Iterator[tuple[URL, Callable[[bool], N
         run(ends, drop)
 
 
+@on("postgresql", "mariadb")
 def test_a_login_that_is_refused_later(migrated: Database, caplog: pytest.LogCaptureFixture) -> None:
     """A relay that has been logged in before keeps trying when its login is rejected, and continues when it
     is allowed again: a password change may be under way."""
-    if migrated.name == "sqlite":
-        pytest.skip("a file asks for no password")
     engine = migrated.engine()
     publisher = Recorder()
     with own_role(engine, migrated.url) as (url, let_in):
         relays = create_engine(url)
-        running = Relay(relays, publisher, poll=0.1)
-        task = Task(running.run)
-        publish(engine, "a1")
-        wait_until(lambda: publisher.of("a") == ["a1"])
-        let_in(False)
-        publish(engine, "a2")
-        wait_until(lambda: "does not answer" in caplog.text)
-        let_in(True)
-        wait_until(lambda: publisher.of("a") == ["a1", "a2"])
-        running.stop()
-        task.result()
+        with running(Relay(relays, publisher, poll=0.1)):
+            publish(engine, "a1")
+            wait_until(lambda: publisher.of("a") == ["a1"])
+            let_in(False)
+            publish(engine, "a2")
+            wait_until(lambda: "does not answer" in caplog.text)
+            let_in(True)
+            wait_until(lambda: publisher.of("a") == ["a1", "a2"])
         relays.dispose()
     assert WORD not in caplog.text
 
@@ -315,13 +270,11 @@ def _run_relay(pipe: Any, url: URL) -> None:
     pipe.send("ended")
 
 
+@on("sqlite")
 def test_run_in_another_thread_handles_none(engine: Engine) -> None:
     """Signal handlers can only be set in the main thread: in other threads `run` leaves them unchanged."""
     before = signal.getsignal(signal.SIGTERM)
-    running = Relay(engine, Recorder(lambda _: ACCEPTED))
-    task = Task(running.run)
-    publish(engine, "a1")
-    wait_until(lambda: count(engine, TABLES.message) == 0)
-    assert signal.getsignal(signal.SIGTERM) is before
-    running.stop()
-    task.result()
+    with running(Relay(engine, Recorder())):
+        publish(engine, "a1")
+        wait_until(lambda: count(engine, TABLES.message) == 0)
+        assert signal.getsignal(signal.SIGTERM) is before

@@ -2,6 +2,7 @@
 answer."""
 
 import re
+from itertools import product
 from threading import Event
 
 import pytest
@@ -12,14 +13,15 @@ from inbox import is_transient
 from outbox import Refused, Relay
 from outbox.schema import BUCKETS
 from tests.support.database import Database
+from tests.support.on_servers import on, spread
 from tests.support.outbox_publishers import TABLES, Recorder, count, let_leases_end, publish
 from tests.support.processes import wait_until
 from tests.support.proxy import TcpProxy
 from tests.support.relay.crashes import MADE, METADATA, Paused, engine_of, is_shared, ownership
-from tests.support.relay.servers import server  # noqa: F401 - where its databases are
 from tests.support.relay.worker import COMPLETION
 from tests.support.together import Task, wait_until_blocked
 
+SERVERS = ("postgresql", "mariadb")
 COMMITS = {
     "join": "INSERT INTO outbox_relay",
     "tend": "UPDATE outbox_bucket SET epoch",
@@ -30,14 +32,11 @@ COMMITS = {
 """A relay's transactions, each with a statement that no earlier transaction runs."""
 
 
-@pytest.mark.parametrize("arrived", [True, False], ids=["arrived", "lost on the way"])
-@pytest.mark.parametrize("commit", COMMITS)
-def test_a_lost_answer_to_commit_changes_nothing(migrated: Database, commit: str, *, arrived: bool) -> None:
+@spread("arrived, commit", product([True, False], COMMITS), elsewhere=len(COMMITS), where=SERVERS)
+def test_a_lost_answer_to_commit_changes_nothing(migrated: Database, arrived: bool, commit: str) -> None:
     """The connection breaks at a COMMIT of the relay, before or after the server got it. Every message is
     sent once and recorded once, and so is the dead letter. A relay that has joined without getting the answer
     counts as another member, whose share is free once its lease has expired."""
-    if migrated.name == "sqlite":
-        pytest.skip("SQLite has no connection that could break")
     direct = engine_of(migrated)
     publish(direct, "a1", "a2", "b1", "c1", "c2")
     publisher = Recorder({"c1": [Refused("no")]})
@@ -64,12 +63,10 @@ def test_a_lost_answer_to_commit_changes_nothing(migrated: Database, commit: str
     assert ownership(direct) == {None: BUCKETS}
 
 
-@pytest.mark.parametrize("stopping", [False, True], ids=["at work", "stopping"])
-def test_a_deadlock_is_no_failure(migrated: Database, *, stopping: bool) -> None:
+@spread("stopping", [True, False], where=SERVERS)
+def test_a_deadlock_is_no_failure(migrated: Database, stopping: bool) -> None:
     """The transaction that records the outcomes of a batch fails with a deadlock: it is tried again, even if
     it is the relay's last one. The message is sent once, and the buckets are free immediately."""
-    if migrated.name == "sqlite":
-        pytest.skip("SQLite has one lock")
     engine, relays = engine_of(migrated), engine_of(migrated)
     METADATA.create_all(engine)
     publish(engine, "a1")
@@ -116,20 +113,19 @@ def test_a_deadlock_is_no_failure(migrated: Database, *, stopping: bool) -> None
     assert ownership(engine) == {None: BUCKETS}
 
 
+@on(*SERVERS)
 def test_a_relay_can_be_stopped_while_the_database_is_away(
     migrated: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
     """`run` ends, and logs that the buckets are free only once the lease has expired."""
-    if migrated.name == "sqlite":
-        pytest.skip("SQLite is never away")
     direct, address = engine_of(migrated), migrated.url
     with TcpProxy(str(address.host), address.port or 0) as proxy:
         engine = create_engine(address.set(host="127.0.0.1", port=proxy.port))
         relay = Relay(engine, Recorder())
-        running = Task(relay.run)
+        task = Task(relay.run)
         wait_until(lambda: is_shared(direct, 1))
     wait_until(lambda: "does not answer" in caplog.text)
     relay.stop()
-    running.result()
+    task.result()
     assert "free when its lease expires" in caplog.text
     engine.dispose()

@@ -6,10 +6,10 @@ from sqlalchemy import Engine, update
 from inbox import Backoff
 from outbox import Envelope, Message, Outbox, Outcome, Relay, Unavailable, Unknown
 from tests.support.database import Database
+from tests.support.on_servers import on
 from tests.support.outbox_publishers import ACCEPTED, TABLES, Recorder
 from tests.support.processes import wait_until
 from tests.support.relay.crashes import running
-from tests.support.relay.servers import server  # noqa: F401 - where its databases are
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def publish(engine: Engine, *keys: str) -> None:
         Outbox().publish_many(connection, [Message("orders", b"-", key) for key in keys])
 
 
-@pytest.mark.quick("postgresql")
+@on("postgresql")
 @pytest.mark.parametrize("outcome", [Unavailable("no leader", 0.0), Unknown("silence")], ids=str)
 @pytest.mark.parametrize("sends", [0, 5])
 def test_keys_that_are_taken_go_on(engine: Engine, outcome: Outcome, sends: int) -> None:

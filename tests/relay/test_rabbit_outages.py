@@ -4,11 +4,8 @@ once."""
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import Any
 
 import pytest
-from aiormq.abc import DeliveredMessage
 from sqlalchemy import Engine, func, select
 
 from inbox import Backoff
@@ -20,21 +17,12 @@ from tests.support.brokers.rabbit_queues import Queues
 from tests.support.database import Database
 from tests.support.outbox_publishers import TABLES, count, left
 from tests.support.processes import wait_until
-from tests.support.relay.crashes import MADE, METADATA, assert_exact, produce, running, take
+from tests.support.relay.crashes import MADE, METADATA, assert_exact, copy_in_rabbit, produce, running, take
 
 pytest_plugins = ["tests.support.brokers.rabbit_fixtures"]
 
 KEYS = ["a", "b", "c"]
 TIMEOUT = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """One copy of a message in a queue."""
-
-    key: str
-    number: int
-    message: str
 
 
 @pytest.fixture
@@ -71,16 +59,11 @@ def tried(engine: Engine) -> int:
 
 def assert_taken_once(engine: Engine, queues: Queues, *names: str) -> None:
     """Check that the committed messages in the queues are processed exactly once, each key in order."""
-    copies = [_copy(each) for name in names for each in queues.take(name)]
+    copies = [copy_in_rabbit(each) for name in names for each in queues.take(name)]
     for copy in copies:
         take(engine, copy)
     assert_exact(engine, copies)
     assert len(copies) >= count(engine, MADE) > 0
-
-
-def _copy(message: DeliveredMessage) -> Copy:
-    properties: Any = message.header.properties
-    return Copy(properties.headers["outbox-key"], int(message.body), properties.message_id)
 
 
 @pytest.mark.long

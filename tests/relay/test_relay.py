@@ -11,6 +11,7 @@ from sqlalchemy import Engine, select
 from inbox import Backoff
 from outbox import Accepted, Envelope, Outbox, Outcome, Refused, Relay, Unavailable, Unknown
 from tests.support.database import Database
+from tests.support.on_servers import on, spread
 from tests.support.outbox_publishers import (
     ACCEPTED,
     TABLES,
@@ -69,15 +70,12 @@ def test_a_cursor_that_reads_only_text(postgres: Database) -> None:
     assert abs(envelope.created_at - datetime.now(UTC)) < timedelta(minutes=5)
 
 
-def test_times_are_in_utc(migrated: Database) -> None:
+def test_times_are_in_utc(postgres: Database) -> None:
     """A message's creation time is in UTC, whatever the session's time zone is."""
-    engine = migrated.engine()
-    if migrated.name == "postgresql":
-        with engine.begin() as connection:
-            connection.exec_driver_sql(
-                f"ALTER DATABASE \"{migrated.url.database}\" SET timezone = 'Asia/Tokyo'"
-            )
-        engine.dispose()
+    engine = postgres.engine()
+    with engine.begin() as connection:
+        connection.exec_driver_sql(f"ALTER DATABASE \"{postgres.url.database}\" SET timezone = 'Asia/Tokyo'")
+    engine.dispose()
     before = datetime.now(UTC)
     publish(engine, "a1")
     publisher = Recorder()
@@ -87,29 +85,7 @@ def test_times_are_in_utc(migrated: Database) -> None:
     assert abs(created - before) < timedelta(minutes=5)
 
 
-def test_a_payload_is_bytes_whatever_they_are(engine: Engine) -> None:
-    """Any payload is sent byte for byte, including an empty one."""
-    payloads = [bytes(range(256)), b"", b"\0" * 70_000]
-    with engine.begin() as connection:
-        for payload in payloads:
-            Outbox().publish(connection, "orders", payload, key="a")
-    publisher = Recorder()
-    assert relay(engine, publisher) == 3
-    assert [each.payload for each in publisher.sent] == payloads
-
-
-def test_what_was_rolled_back_never_leaves(engine: Engine) -> None:
-    """A message of a transaction that is rolled back, or still open, is not sent."""
-    with engine.connect() as connection:
-        Outbox().publish(connection, "orders", b"a1", key="a")
-        connection.rollback()
-    publisher = Recorder()
-    assert relay(engine, publisher) == 0
-    publish(engine, "a2")
-    assert relay(engine, publisher) == 1
-    assert publisher.names == ["a2"]
-
-
+@on("sqlite")
 def test_how_many_were_relayed(engine: Engine) -> None:
     """`run_once` returns how many messages were accepted in all its batches, and starts from zero at each
     call."""
@@ -141,6 +117,7 @@ def test_a_refused_message_is_a_dead_letter(engine: Engine) -> None:
     assert (row.attempts, row.outcome, row.error) == (2, "refused", "too large")
 
 
+@on("sqlite")
 def test_an_unavailable_message_is_tried_for_ever(engine: Engine) -> None:
     """However often the broker is unavailable, the message is sent again with the same id and the next
     attempt number, and never becomes a dead letter."""
@@ -157,6 +134,7 @@ def test_an_unavailable_message_is_tried_for_ever(engine: Engine) -> None:
     assert not dead(engine)
 
 
+@on("sqlite")
 def test_an_unknown_message_is_sent_again_until_it_is_dead(engine: Engine) -> None:
     """If it is unknown whether a message was accepted, it is sent again with the same id, up to
     `max_attempts` times."""
@@ -179,32 +157,7 @@ def test_an_unknown_message_is_sent_again_until_it_is_dead(engine: Engine) -> No
     assert (row.attempts, row.outcome, row.error) == (3, "unknown", "no answer after 3 sends")
 
 
-def test_an_unknown_message_that_is_accepted_later(engine: Engine) -> None:
-    """An unknown message that is accepted later was sent with one id throughout."""
-    publish(engine, "a1")
-    publisher = Recorder({"a1": [Unknown("a"), Unavailable("b")]})
-    relay(engine, publisher)
-    let_backoffs_end(engine)
-    relay(engine, publisher)
-    row = waiting(engine)["a1"]
-    assert (row.attempts, row.unanswered, row.state) == (2, 1, "unknown")
-    let_backoffs_end(engine)
-    assert relay(engine, publisher) == 1
-    assert len({each.id for each in publisher.sent}) == 1
-
-
-def test_unavailable_sends_do_not_count_towards_the_end(engine: Engine) -> None:
-    """Only sends without an answer use up `max_attempts`."""
-    publish(engine, "a1")
-    away, silent = Unavailable("a"), Unknown("b")
-    publisher = Recorder({"a1": [away, away, silent, away, away]})
-    for _ in range(5):
-        assert relay(engine, publisher, max_attempts=2) == 0
-        let_backoffs_end(engine)
-    assert relay(engine, publisher, max_attempts=2) == 1
-
-
-@pytest.mark.parametrize("outcome", [Unavailable("a"), Unknown("a")], ids=["unavailable", "unknown"])
+@spread("outcome", [Unavailable("a"), Unknown("a")])
 def test_the_backoff_grows_with_chance(engine: Engine, outcome: Outcome) -> None:
     """A message waits by the backoff for its own number of sends, and the waits of several messages
     differ."""
@@ -221,6 +174,7 @@ def test_the_backoff_grows_with_chance(engine: Engine, outcome: Outcome) -> None
         let_backoffs_end(engine)
 
 
+@on("sqlite")
 def test_how_long_the_broker_wants_to_be_left_alone(engine: Engine) -> None:
     """A broker's `retry_after` overrides the backoff for that message."""
     publish(engine, "a1", "b1")
@@ -252,6 +206,7 @@ def test_what_was_sent_is_recorded_if_that_is_wanted(engine: Engine) -> None:
     assert count(engine, TABLES.sent) == 0
 
 
+@on("sqlite")
 def test_the_publisher_is_asked_once_whether_it_is_safe(engine: Engine) -> None:
     """`check` is called with the lease, in seconds, before the first send of a relay, and never again."""
     calls: list[Any] = []
@@ -273,6 +228,7 @@ def test_the_publisher_is_asked_once_whether_it_is_safe(engine: Engine) -> None:
     assert calls == [12.0, ["a1"], ["a2"]]
 
 
+@on("sqlite")
 def test_a_relay_that_is_stopped_begins_no_other_batch(engine: Engine) -> None:
     """After `stop` the running batch is finished and recorded, and the other messages stay."""
     publish(engine, *(f"-{number}" for number in range(10)))

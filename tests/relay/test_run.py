@@ -1,7 +1,6 @@
 """A relay runs until it is stopped, whatever the broker does."""
 
 import signal
-import threading
 import time
 from collections.abc import Iterable, Sequence
 from multiprocessing.connection import Connection
@@ -12,6 +11,7 @@ from sqlalchemy import URL, Engine, create_engine
 from outbox import Envelope, Outcome, Relay, Unavailable
 from outbox._relaying.settings import RelaySettings
 from tests.support.database import Database
+from tests.support.on_servers import on
 from tests.support.outbox_publishers import (
     ACCEPTED,
     TABLES,
@@ -22,8 +22,8 @@ from tests.support.outbox_publishers import (
     waiting,
 )
 from tests.support.processes import wait_until, workers
+from tests.support.relay.crashes import running
 from tests.support.relay.servers import server  # noqa: F401 - where its databases are
-from tests.support.together import Task
 
 PENDING = 20_000
 KEYS = [chr(0x4E00 + number) for number in range(1_000)]
@@ -41,41 +41,19 @@ def test_it_relays_what_is_there_and_what_comes(engine: Engine) -> None:
     free."""
     publish(engine, "a1", "b1")
     publisher = Recorder()
-    running = Relay(engine, publisher)
-    task = Task(running.run)
-    for number in range(2, 6):
-        wait_until(lambda expected=number: len(publisher.accepted) == 2 * expected - 2)  # type: ignore[misc]
-        publish(engine, f"a{number}", f"b{number}")
-    wait_until(lambda: len(publisher.accepted) == 10)
-    running.stop()
-    running.stop()
-    task.result()
+    relay = Relay(engine, publisher)
+    with running(relay):
+        for number in range(2, 6):
+            wait_until(lambda expected=number: len(publisher.accepted) == 2 * expected - 2)  # type: ignore[misc]
+            publish(engine, f"a{number}", f"b{number}")
+        wait_until(lambda: len(publisher.accepted) == 10)
+        relay.stop()
     assert publisher.of("a") == ["a1", "a2", "a3", "a4", "a5"]
     assert not waiting(engine)
     assert count(engine, TABLES.relay) == 0
 
 
-def test_a_batch_that_is_on_its_way_is_finished(engine: Engine) -> None:
-    """After `stop` the current send ends and is recorded; the next message of its key is unchanged."""
-    publish(engine, "a1", "a2", "b1")
-    sending, go_on = threading.Event(), threading.Event()
-
-    def answer(_: Envelope) -> Outcome:
-        sending.set()
-        assert go_on.wait(60)
-        return ACCEPTED
-
-    publisher = Recorder(answer)
-    running = Relay(engine, publisher)
-    task = Task(running.run)
-    assert sending.wait(60)
-    running.stop()
-    go_on.set()
-    task.result()
-    assert publisher.names == ["a1", "b1"]
-    assert [(name, row.attempts) for name, row in waiting(engine).items()] == [("a2", 0)]
-
-
+@on("sqlite")
 def test_one_that_was_stopped_does_not_begin(engine: Engine) -> None:
     """A relay that was stopped before it runs sends nothing."""
     publish(engine, "a1")
@@ -87,6 +65,7 @@ def test_one_that_was_stopped_does_not_begin(engine: Engine) -> None:
     assert list(waiting(engine)) == ["a1"]
 
 
+@on("sqlite")
 def test_sigterm_finishes_the_batch(migrated: Database) -> None:
     """A process that gets SIGTERM during a send records what was accepted, frees its buckets, and exits
     without an error."""
@@ -107,15 +86,15 @@ def _relay_until_sigterm(pipe: Connection, url: URL) -> None:
     engine = create_engine(url)
 
     def answer(_: Envelope) -> Outcome:
-        if not running.stopped:
+        if not relay.stopped:
             pipe.send("sending")
             pipe.recv()
-            wait_until(lambda: running.stopped)
+            wait_until(lambda: relay.stopped)
         return ACCEPTED
 
-    running = Relay(engine, Recorder(answer))
-    with running.stopping_on_sigterm():
-        running.run()
+    relay = Relay(engine, Recorder(answer))
+    with relay.stopping_on_sigterm():
+        relay.run()
     engine.dispose()
 
 
@@ -128,13 +107,8 @@ def test_all_expired_records_of_what_was_sent_are_forgotten(
     publish(engine, *(f"-{number}" for number in range(2_500)))
     assert Relay(engine, Recorder(), keep_sent=3_600).run_once() == 2_500
     assert count(engine, TABLES.sent) == 2_500
-    running = Relay(engine, Recorder(), keep_sent=0, lease=7_200)
-    task = Task(running.run)
-    try:
+    with running(Relay(engine, Recorder(), keep_sent=0, lease=7_200)):
         wait_until(lambda: count(engine, TABLES.sent) == 0, timeout=30)
-    finally:
-        running.stop()
-        task.result()
 
 
 class Broker(Recorder):
@@ -156,7 +130,7 @@ class Broker(Recorder):
         return [Unavailable("away") for _ in batch]
 
 
-@pytest.mark.quick("postgresql")
+@on("postgresql")
 def test_a_broker_that_is_away(engine: Engine) -> None:
     """While thousands of messages wait and the broker accepts nothing, the relay tries it with single
     messages, a few times a second at most. When the broker is back, everything is sent soon, each key in
@@ -164,15 +138,12 @@ def test_a_broker_that_is_away(engine: Engine) -> None:
     publish(engine, *(f"{KEYS[number % 1_000]}{number}" for number in range(PENDING // 2)))
     publish(engine, *(f"-{number}" for number in range(PENDING // 2)))
     publisher = Broker()
-    running = Relay(engine, publisher)
     begun = time.monotonic()
-    task = Task(running.run)
-    wait_until(lambda: publisher.asked >= 4)
-    asked, failed, seconds = publisher.asked, publisher.failed, time.monotonic() - begun
-    publisher.is_away = False
-    wait_until(lambda: len(publisher.accepted) == PENDING, timeout=120)
-    running.stop()
-    task.result()
+    with running(Relay(engine, publisher)):
+        wait_until(lambda: publisher.asked >= 4)
+        asked, failed, seconds = publisher.asked, publisher.failed, time.monotonic() - begun
+        publisher.is_away = False
+        wait_until(lambda: len(publisher.accepted) == PENDING, timeout=120)
     assert asked <= 1 + A_HANDFUL * seconds
     assert failed <= 100 + asked
     assert len(publisher.batches) < PENDING / 20

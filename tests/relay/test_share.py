@@ -12,10 +12,10 @@ from sqlalchemy import Connection, Engine, event
 
 from outbox import Accepted, Envelope, Outcome, Relay
 from outbox._publishing.buckets import bucket_of
-from outbox.errors import WrongBucketCount
 from outbox.schema import BUCKETS
 from tests.support.database import Database
-from tests.support.outbox_publishers import TABLES, Recorder, count, publish
+from tests.support.on_servers import on
+from tests.support.outbox_publishers import TABLES, Recorder, count
 from tests.support.processes import wait_until, workers
 from tests.support.relay.crashes import (
     METADATA,
@@ -26,7 +26,6 @@ from tests.support.relay.crashes import (
     newest,
     ownership,
     produce,
-    running,
     take,
 )
 from tests.support.relay.servers import server  # noqa: F401 - where its databases are
@@ -107,7 +106,7 @@ def produced(engine: Engine) -> Iterator[None]:
         task.result()
 
 
-@pytest.mark.quick("postgresql")
+@on("postgresql")
 def test_relays_share_the_buckets_as_they_come_and_go(
     migrated: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -192,7 +191,7 @@ def test_a_bucket_is_given_up_with_nothing_left_to_write(migrated: Database) -> 
     assert second.sent == []
 
 
-@pytest.mark.quick("postgresql")
+@on("postgresql")
 def test_processes_hand_over_at_once(migrated: Database) -> None:
     """Two relay processes and two producers share a database. When one relay gets SIGTERM under load, the
     other one takes its buckets immediately, not when the lease of ten minutes expires, and every message is
@@ -223,22 +222,3 @@ def test_processes_hand_over_at_once(migrated: Database) -> None:
     for copy in copies:
         take(engine, copy)
     assert_exact(engine, copies)
-
-
-def test_relays_of_another_bucket_count_are_refused(migrated: Database) -> None:
-    """A relay configured with another number of buckets than the database has would break the order of keys:
-    it does not start, and a relay with the right number keeps running."""
-    engine = engine_of(migrated)
-    publisher = Recorder()
-    wrong = Relay(engine, publisher, buckets=BUCKETS - 1)
-    with running(Relay(engine, Recorder(), buckets=BUCKETS)):
-        wait_until(lambda: is_shared(engine, 1))
-        for begin in (wrong.run_once, wrong.run):
-            with pytest.raises(
-                WrongBucketCount, match=rf"^buckets={BUCKETS - 1}: the database has {BUCKETS}$"
-            ):
-                begin()
-        publish(engine, "a1")
-        wait_until(lambda: count(engine, TABLES.message) == 0)
-        assert is_shared(engine, 1)
-    assert publisher.sent == []

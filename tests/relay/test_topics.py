@@ -4,6 +4,7 @@ import pytest
 
 from outbox import Envelope, Message, Outbox, Outcome, Relay, Unavailable, Unknown
 from tests.support.database import Database
+from tests.support.on_servers import on
 from tests.support.outbox_publishers import ACCEPTED, TABLES, Recorder, count, publish
 
 
@@ -39,6 +40,7 @@ def test_others_leave(postgres: Database, outcome: Outcome, with_keys: bool) -> 
     assert len(publisher.sent) - 50 - tried <= 10
 
 
+@on("sqlite")
 def test_their_keys_wait(migrated: Database) -> None:
     """A key's message to an accepted topic does not overtake the key's previous message to a rejected one."""
     engine = migrated.engine()
@@ -48,18 +50,6 @@ def test_their_keys_wait(migrated: Database) -> None:
     publisher = answer(Unavailable("the queue is full"))
     Relay(engine, publisher, batch=2).run_once()
     assert [message.key for message in publisher.accepted] == ["x"]
-
-
-def test_it_goes_on_when_it_is_taken_again(migrated: Database) -> None:
-    """Once a single message of the topic has been accepted, all others follow, in the order of their keys."""
-    engine = migrated.engine()
-    publish(engine, "a1", "a2", "b1", "b2", "-1", topic="full")
-    publisher = answer(Unavailable("the queue is full", retry_after=0))
-    relay = Relay(engine, publisher)
-    assert relay.run_once() == 0
-    publisher.answer = lambda _: ACCEPTED
-    assert relay.run_once() == 5
-    assert (publisher.of("a"), publisher.of("b")) == (["a1", "a2"], ["b1", "b2"])
 
 
 def test_it_is_tried_once_in_a_batch(postgres: Database) -> None:

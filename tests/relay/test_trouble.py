@@ -12,12 +12,13 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 
 from inbox_outbox_base.errors.codes import code_of
 from outbox import Envelope, Outbox, Outcome, Relay, pause
-from outbox.errors import TablesMissing, WrongBucketCount
+from outbox.errors import WrongBucketCount
 from tests.support.database import Database
+from tests.support.on_servers import on
 from tests.support.outbox_publishers import ACCEPTED, TABLES, Recorder, count, publish, relay
 from tests.support.processes import wait_until
 from tests.support.proxy import TcpProxy
-from tests.support.relay.crashes import Paused
+from tests.support.relay.crashes import Paused, running
 from tests.support.together import Task, wait_until_blocked
 
 pytestmark = pytest.mark.mysql
@@ -44,25 +45,15 @@ def test_a_pool_that_is_empty(postgres: Database) -> None:
     publish(postgres.engine(), "a1")
     engine = postgres.engine(pool_size=1, max_overflow=0, pool_timeout=0.1)
     publisher = Recorder()
-    looping = Relay(engine, publisher)
-    with engine.connect():
-        running = Task(looping.run)
+    with engine.connect() as connection, running(Relay(engine, publisher)):
         time.sleep(1)
         assert not publisher.accepted
-    wait_until(lambda: publisher.accepted)
-    looping.stop()
-    running.result()
+        connection.close()
+        wait_until(lambda: publisher.accepted)
     assert publisher.names == ["a1"]
 
 
-def test_what_ends_a_relay_is_told_each_time(database: Database) -> None:
-    """Without the tables `run` and `run_once` raise an error, however often they are called."""
-    looping = Relay(database.engine(), Recorder())
-    for begin in (looping.run, looping.run, looping.run_once):
-        with pytest.raises(TablesMissing):
-            begin()
-
-
+@on("sqlite")
 def test_no_buckets(migrated: Database) -> None:
     """If the buckets were deleted, both the relay and `publish` raise an error."""
     engine = migrated.engine()
@@ -74,7 +65,7 @@ def test_no_buckets(migrated: Database) -> None:
         Outbox().publish(connection, "t", b"x")
 
 
-@pytest.mark.quick("postgresql")
+@on("postgresql")
 def test_one_pass_renews_its_lease(migrated: Database) -> None:
     """If a send of `run_once` takes longer than the lease, the lease is renewed, so that another relay does
     not take its buckets."""
@@ -98,6 +89,7 @@ TIME_LIMIT = {
     "postgresql": {"options": "-c statement_timeout=200"},
     "mariadb": {"init_command": "SET max_statement_time = 0.2"},
 }
+# SQLite has neither, and MySQL limits only the time of reading.
 ENDED = {
     ("cancelled", "postgresql"): "57014",
     ("cancelled", "mysql"): 1317,
@@ -107,12 +99,10 @@ ENDED = {
 }
 
 
-@pytest.mark.parametrize("how", ["cancelled", "time limit"])
+@pytest.mark.parametrize(("how", "server"), ENDED, indirect=["server"])
 def test_a_statement_that_is_ended_from_outside(migrated: Database, how: str) -> None:
     """An operator, or a time limit of the role, cancels a relay's statement while it waits for a lock: the
     relay tries again, and nothing is sent twice."""
-    if (how, migrated.name) not in ENDED:
-        pytest.skip("SQLite has neither, and MySQL limits only the time of reading")
     engine = migrated.engine()
     relays = migrated.engine(connect_args=TIME_LIMIT[migrated.name] if how == "time limit" else {})
     publish(engine, "a1")
@@ -124,19 +114,16 @@ def test_a_statement_that_is_ended_from_outside(migrated: Database, how: str) ->
         codes.append(code_of(context.sqlalchemy_exception))
 
     publisher = Paused()
-    looping = Relay(relays, publisher, lease=600)
-    running = Task(looping.run)
-    assert publisher.begun.wait(PATIENCE)
-    with engine.connect() as connection:
-        connection.execute(select(TABLES.message.c.id).with_for_update()).all()
-        publisher.may_end.set()
-        if how == "cancelled":
-            wait_until_blocked(engine)
-            _cancel(engine)
-        wait_until(lambda: codes)
-    wait_until(lambda: count(engine, TABLES.message) == 0)
-    looping.stop()
-    running.result()
+    with running(Relay(relays, publisher, lease=600)):
+        assert publisher.begun.wait(PATIENCE)
+        with engine.connect() as connection:
+            connection.execute(select(TABLES.message.c.id).with_for_update()).all()
+            publisher.may_end.set()
+            if how == "cancelled":
+                wait_until_blocked(engine)
+                _cancel(engine)
+            wait_until(lambda: codes)
+        wait_until(lambda: count(engine, TABLES.message) == 0)
     assert set(codes) == {ENDED[how, migrated.name]}
     assert publisher.names == ["a1"]
 
@@ -151,12 +138,11 @@ def _cancel(engine: Engine) -> None:
 ACCOUNT = "inbox_outbox_app"
 
 
+@on("mariadb", "mysql")
 @pytest.mark.parametrize(("trouble", "code"), [("read only", 1290), ("no connection", 1226)])
 def test_trouble_of_mysql_that_passes(migrated: Database, trouble: str, code: int) -> None:
     """During a switchover of the server, or while the account has no connection left, the relay tries again,
     as on PostgreSQL."""
-    if migrated.name not in {"mariadb", "mysql"}:
-        pytest.skip("the numbers are those of MariaDB and MySQL")
     root = migrated.engine(isolation_level="AUTOCOMMIT")
     account = f"{ACCOUNT}@'%'"
     _run(root, f"DROP USER IF EXISTS {account}")
@@ -166,8 +152,6 @@ def test_trouble_of_mysql_that_passes(migrated: Database, trouble: str, code: in
     codes: list[object] = []
     event.listen(engine, "handle_error", lambda context: codes.append(context.original_exception.args[0]))
     publisher = Recorder()
-    looping = Relay(engine, publisher, poll=0.02, lease=2)
-    running = Task(looping.run)
     spare: list[Connection] = []
 
     def take_the_last() -> bool:
@@ -175,22 +159,21 @@ def test_trouble_of_mysql_that_passes(migrated: Database, trouble: str, code: in
             spare.append(engine.connect())
         return bool(spare)
 
-    try:
-        if trouble == "read only":
-            _run(root, "SET GLOBAL read_only = 1")
-        if trouble == "no connection":
-            _run(root, f"ALTER USER {account} WITH MAX_USER_CONNECTIONS 1")
-            wait_until(take_the_last)
-            codes.clear()
-        wait_until(lambda: code in codes)
-    finally:
-        _run(root, "SET GLOBAL read_only = 0")
-        for each in spare:
-            each.close()
-    publish(migrated.engine(), "a1")
-    wait_until(lambda: publisher.accepted)
-    looping.stop()
-    running.result()
+    with running(Relay(engine, publisher, poll=0.02, lease=2)):
+        try:
+            if trouble == "read only":
+                _run(root, "SET GLOBAL read_only = 1")
+            if trouble == "no connection":
+                _run(root, f"ALTER USER {account} WITH MAX_USER_CONNECTIONS 1")
+                wait_until(take_the_last)
+                codes.clear()
+            wait_until(lambda: code in codes)
+        finally:
+            _run(root, "SET GLOBAL read_only = 0")
+            for each in spare:
+                each.close()
+        publish(migrated.engine(), "a1")
+        wait_until(lambda: publisher.accepted)
     assert publisher.names == ["a1"]
     _run(root, f"DROP USER {account}")
 
@@ -204,14 +187,11 @@ def test_a_session_that_is_read_only(postgres: Database) -> None:
     admin = postgres.engine(isolation_level="AUTOCOMMIT")
     setting = f"ALTER DATABASE {postgres.url.database} SET default_transaction_read_only"
     publisher = Recorder()
-    looping = Relay(engine, publisher, poll=0.02)
     _run(admin, f"{setting} = on")
-    running = Task(looping.run)
-    wait_until(lambda: codes)
-    _run(admin, f"{setting} = off")
-    wait_until(lambda: publisher.accepted)
-    looping.stop()
-    running.result()
+    with running(Relay(engine, publisher, poll=0.02)):
+        wait_until(lambda: codes)
+        _run(admin, f"{setting} = off")
+        wait_until(lambda: publisher.accepted)
     assert set(codes) == {"25006"}
     assert publisher.names == ["a1"]
 
@@ -228,12 +208,11 @@ def test_an_operator_after_the_server_was_read_only(postgres: Database) -> None:
     assert pause(engine)
 
 
+@on("mariadb", "mysql")
 def test_a_connection_that_breaks_on_its_way_to_the_pool(migrated: Database) -> None:
     """When a connection returns to the pool, MySQL's and MariaDB's drivers reset its isolation level with a
     statement. If the connection breaks there, the relay goes on, each message is sent once, and the pool
     loses no place."""
-    if migrated.name not in {"mariadb", "mysql"}:
-        pytest.skip("the drivers of the others send nothing")
     publish(migrated.engine(), "a1")
     with TcpProxy(str(migrated.url.host), migrated.url.port or 0) as proxy:
         url = migrated.url.set(host="127.0.0.1", port=proxy.port)
@@ -241,9 +220,6 @@ def test_a_connection_that_breaks_on_its_way_to_the_pool(migrated: Database) -> 
             url, connect_args={"ssl_disabled": True}, pool_size=1, max_overflow=0, pool_timeout=5
         )
         publisher = Recorder()
-        looping = Relay(engine, publisher, poll=0.02, lease=600)
-        running = Task(looping.run)
-        wait_until(lambda: publisher.accepted)
         cuts = 0
 
         def is_set_back(chunk: bytes) -> bool:
@@ -252,13 +228,13 @@ def test_a_connection_that_breaks_on_its_way_to_the_pool(migrated: Database) -> 
             cuts += is_it
             return is_it
 
-        for times in (1, 2, 3):
-            proxy.cut_on(is_set_back, forward=False)
-            wait_until(lambda: cuts == times)  # noqa: B023
-            publish(migrated.engine(), f"b{times}")
-            wait_until(lambda: len(publisher.accepted) == 1 + times)  # noqa: B023
-        looping.stop()
-        running.result()
+        with running(Relay(engine, publisher, poll=0.02, lease=600)):
+            wait_until(lambda: publisher.accepted)
+            for times in (1, 2, 3):
+                proxy.cut_on(is_set_back, forward=False)
+                wait_until(lambda: cuts == times)  # noqa: B023
+                publish(migrated.engine(), f"b{times}")
+                wait_until(lambda: len(publisher.accepted) == 1 + times)  # noqa: B023
     assert publisher.names == ["a1", "b1", "b2", "b3"]
 
 

@@ -6,8 +6,9 @@ from sqlalchemy import Engine, update
 
 from outbox import Relay
 from tests.support.database import Database
+from tests.support.on_servers import on, spread
 from tests.support.outbox_publishers import TABLES, Ordered, Recorder, name_of, publish
-from tests.support.relay.servers import server  # noqa: F401 - where its databases are
+from tests.support.relay.servers import NAMES
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def leave_unanswered(engine: Engine, *ids: str) -> None:
         connection.execute(update(TABLES.message).where(TABLES.message.c.id.in_(ids)).values(silent))
 
 
-@pytest.mark.parametrize("publisher", [Recorder, Ordered])
+@spread("publisher", [Recorder, Ordered], where=NAMES)
 def test_many_in_one_topic(engine: Engine, publisher: type[Recorder]) -> None:
     """Messages behind many unanswered ones are sent meanwhile: single unanswered messages and batches of
     others take turns."""
@@ -39,6 +40,7 @@ def test_many_in_one_topic(engine: Engine, publisher: type[Recorder]) -> None:
     assert all(sent.of(f"{n:x}") == [f"{n:x}1", f"{n:x}2"] for n in range(16))
 
 
+@on("sqlite")
 def test_one_behind_a_message_of_its_key(engine: Engine) -> None:
     """A message whose sends had no answer does not overtake an earlier message of its key, such as one that
     an operator has released."""

@@ -28,6 +28,7 @@ from outbox._waking.waiting import BURST
 from outbox.schema import tables
 from tests.servers import ASYNC_DRIVERS
 from tests.support.database import Database
+from tests.support.on_servers import on
 from tests.support.outbox_publishers import (
     ACCEPTED,
     Answer,
@@ -38,7 +39,8 @@ from tests.support.outbox_publishers import (
     publish,
 )
 from tests.support.processes import wait_until, workers
-from tests.support.together import Task, in_a_loop
+from tests.support.relay.crashes import running
+from tests.support.together import in_a_loop
 
 connect = ListenConnector.open
 NEVER = 3_600
@@ -58,7 +60,7 @@ def never_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_commit_in_the_same_process(migrated: Database) -> None:
     """A commit wakes a relay in another thread each time, on every database and through another engine."""
     publisher, engine = Recorder(), migrated.engine()
-    with _running(Relay(migrated.engine(), publisher, poll=NEVER, lease=2 * NEVER)):
+    with running(Relay(migrated.engine(), publisher, poll=NEVER, lease=2 * NEVER)):
         _until_many_arrive(lambda name: publish(engine, name), lambda: len(publisher.accepted))
 
 
@@ -132,7 +134,7 @@ def test_a_pool_of_one_connection(postgres: Database) -> None:
 def test_one_connection_for_everything(postgres: Database) -> None:
     """A relay does not listen on a connection that its engine shares with the application; it polls."""
     engine, publisher = postgres.engine(poolclass=StaticPool), Recorder()
-    with _running(Relay(engine, publisher, poll=0.1)):
+    with running(Relay(engine, publisher, poll=0.1)):
         publish(postgres.engine(), "a1")
         wait_until(lambda: len(publisher.accepted) == 1)
     with engine.connect() as connection:
@@ -228,7 +230,7 @@ def test_a_commit_long_after_the_wake_up(migrated: Database) -> None:
     """A wake-up is a hint that can come before the messages are visible: a relay that finds nothing then
     finds them when it looks next."""
     engine, publisher = migrated.engine(), Recorder()
-    with _running(Relay(engine, publisher, poll=0.2)), engine.connect() as slow:
+    with running(Relay(engine, publisher, poll=0.2)), engine.connect() as slow:
         publish(engine, "a1")
         wait_until(lambda: len(publisher.accepted) == 1)
         Outbox().publish_many(slow, messages(["a2"]))
@@ -241,10 +243,11 @@ def test_a_commit_long_after_the_wake_up(migrated: Database) -> None:
         wait_until(lambda: "a2" in publisher.names)
 
 
+@on("sqlite")
 def test_a_message_of_a_process_that_sends_no_wake_up(migrated: Database) -> None:
     """`Outbox(wake=False)` sends no wake-up, and the relay finds the message by polling."""
     engine, publisher = migrated.engine(), Recorder()
-    with _running(Relay(engine, publisher, poll=0.1)):
+    with running(Relay(engine, publisher, poll=0.1)):
         for number in range(1, MANY):
             with engine.begin() as connection:
                 Outbox(wake=False).publish_many(connection, messages([f"a{number}"]))
@@ -269,7 +272,7 @@ def _relay(kind: str, database: Database, **options: Any) -> Iterator[Recorder]:
     """Run a relay in a thread or in a loop during the block."""
     if kind == "thread":
         publisher = Recorder()
-        with _running(Relay(database.engine(), publisher, **options)):
+        with running(Relay(database.engine(), publisher, **options)):
             yield publisher
     else:
         asynchronous = AsyncRecorder()
@@ -285,16 +288,6 @@ def _elsewhere(database: Database) -> Iterator[Engine]:
     other = Database(database.server, url, prepare_threshold=None)
     yield other.engine()
     other.dispose()
-
-
-@contextmanager
-def _running(relay: Relay) -> Iterator[None]:
-    task = Task(relay.run)
-    try:
-        yield
-    finally:
-        relay.stop()
-        task.result()
 
 
 def _with_async_relay(

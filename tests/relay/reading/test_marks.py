@@ -5,8 +5,7 @@ import logging
 import os
 import signal
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -40,7 +39,7 @@ from tests.support.outbox_publishers import (
     waiting,
 )
 from tests.support.processes import wait_until
-from tests.support.together import Task
+from tests.support.relay import crashes
 
 MANY = 5 * BUCKETS
 
@@ -59,15 +58,8 @@ def unaided(near: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Recheck, "sample", lambda *_: Counter())
 
 
-@contextmanager
-def running(engine: Engine, publisher: Recorder, **options: Any) -> Iterator[None]:
-    relay = Relay(engine, publisher, poll=0.02, **options)
-    task = Task(relay.run)
-    try:
-        yield
-    finally:
-        relay.stop()
-        task.result()
+def running(engine: Engine, publisher: Recorder, **options: Any) -> AbstractContextManager[None]:
+    return crashes.running(Relay(engine, publisher, poll=0.02, **options))
 
 
 def let_many_leave(database: Database) -> int:

@@ -7,10 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, create_engine, event, func, insert, select, text
+from sqlalchemy import Connection, Engine, event, func, insert, select, text
 
-from examples.embedded_postgres import EmbeddedPostgres
-from inbox.schema import metadata
 from outbox import Envelope, Outbox, Outcome, Relay, Unavailable, pause, resume, retry_all
 from outbox._relaying.settings import RelaySettings
 from outbox.schema import BUCKETS
@@ -20,12 +18,10 @@ from tests.support.outbox_publishers import (
     TABLES,
     Ordered,
     Recorder,
-    messages,
     publish,
-    waiting,
 )
 from tests.support.processes import wait_until
-from tests.support.together import Task
+from tests.support.relay.crashes import running
 
 pytestmark = pytest.mark.mysql
 
@@ -104,65 +100,6 @@ def test_what_has_left_is_not_read_again(postgres: Database) -> None:
             postgres.engine(), statement, parameters | {lows: [0 for _ in parameters[lows]]}
         )
     assert 5 * low_water < from_the_start
-
-
-@pytest.mark.usefixtures("always_tends")
-def test_a_low_sequence_that_is_committed_late(postgres: Database) -> None:
-    """A transaction that has drawn its sequences commits after hundreds of later messages were sent: its own
-    messages are sent, in the order of their key."""
-    engine = postgres.engine()
-    with _running(engine) as publisher, engine.connect() as slow:
-        Outbox().publish_many(slow, messages(["a1", "b1", "a2", "-1"]))
-        _let_others_leave(engine, publisher)
-        slow.commit()
-        wait_until(lambda: not waiting(engine))
-        assert publisher.of("a") == ["a1", "a2"]
-        assert {"b1", "-1"} <= set(publisher.names)
-
-
-@pytest.mark.usefixtures("always_tends")
-def test_a_low_sequence_that_is_prepared() -> None:
-    """The same for transactions that are prepared for a two-phase commit, that no connection belongs to any
-    more, and that are committed in the opposite order."""
-    with EmbeddedPostgres({"max_prepared_transactions": "4"}) as server:
-        engine = create_engine(server.url)
-        metadata.create_all(engine)
-        with _running(engine) as publisher:
-            for name, others in (("a", "first"), ("b", "second")):
-                with engine.connect() as slow:
-                    Outbox(wake=False).publish_many(slow, messages([f"{name}1", f"{name}2"]))
-                    _let_others_leave(engine, publisher, rounds=3)
-                    slow.exec_driver_sql(f"PREPARE TRANSACTION '{others}'")
-                    slow.invalidate()
-                _let_others_leave(engine, publisher, rounds=3)
-            for name, others in (("b", "second"), ("a", "first")):
-                with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
-                    connection.exec_driver_sql(f"COMMIT PREPARED '{others}'")
-                _let_others_leave(engine, publisher, rounds=3)
-                wait_until(lambda expected=name: len(publisher.of(expected)) == 2)  # type: ignore[misc]
-                assert publisher.of(name) == [f"{name}1", f"{name}2"]
-        engine.dispose()
-
-
-@contextmanager
-def _running(engine: Engine) -> Iterator[Recorder]:
-    publisher = Recorder()
-    running = Relay(engine, publisher, poll=0.02)
-    task = Task(running.run)
-    try:
-        yield publisher
-    finally:
-        running.stop()
-        task.result()
-
-
-def _let_others_leave(engine: Engine, publisher: Recorder, rounds: int = 10) -> None:
-    """Have messages of every bucket sent, again and again, with time for the relay to tend its buckets."""
-    for _ in range(rounds):
-        expected = len(publisher.accepted) + 5 * BUCKETS
-        publish(engine, *(f"-{number}" for number in range(5 * BUCKETS)))
-        wait_until(lambda: len(publisher.accepted) >= expected)  # noqa: B023 - it is called at once
-        time.sleep(0.1)
 
 
 @contextmanager
@@ -244,21 +181,18 @@ def test_what_may_not_leave_is_not_read_again(postgres: Database, why: str) -> N
         "before_cursor_execute",
         lambda _, __, statement, parameters, *___: scans.append((statement, parameters)),
     )
-    looping = Relay(engine, publisher, poll=0.05)
-    task = Task(looping.run)
-    for number in range(10):
-        with postgres.engine().begin() as connection:
-            Outbox().publish(connection, "quick", b"x", f"k{number}")
-        wait_until(lambda: len(publisher.accepted) == number + 1)  # noqa: B023 - it is called at once
-        time.sleep(0.1)
-    found = [each for each in scans if "unnest" in each[0] and "LATERAL" in each[0]][-1]
-    assert _buffers(postgres.engine(), *found) < LEFT / 100
-    publisher.answer = lambda _: ACCEPTED
-    resume(engine, "slow")
-    retry_all(engine, "waiting")
-    wait_until(lambda: len(publisher.accepted) == LEFT + 10, timeout=120)
-    looping.stop()
-    task.result()
+    with running(Relay(engine, publisher, poll=0.05)):
+        for number in range(10):
+            with postgres.engine().begin() as connection:
+                Outbox().publish(connection, "quick", b"x", f"k{number}")
+            wait_until(lambda: len(publisher.accepted) == number + 1)  # noqa: B023 - it is called at once
+            time.sleep(0.1)
+        found = [each for each in scans if "unnest" in each[0] and "LATERAL" in each[0]][-1]
+        assert _buffers(postgres.engine(), *found) < LEFT / 100
+        publisher.answer = lambda _: ACCEPTED
+        resume(engine, "slow")
+        retry_all(engine, "waiting")
+        wait_until(lambda: len(publisher.accepted) == LEFT + 10, timeout=120)
 
 
 @pytest.mark.usefixtures("always_tends")
@@ -268,9 +202,7 @@ def test_a_topic_that_is_resumed_while_its_key_waits(postgres: Database) -> None
     engine = postgres.engine()
     pause(engine, "orders")
     publisher = Recorder(lambda each: Unavailable("no", 3_600) if each.topic == "billing" else ACCEPTED)
-    looping = Relay(engine, publisher, poll=0.05)
-    task = Task(looping.run)
-    try:
+    with running(Relay(engine, publisher, poll=0.05)):
         for topic in ("orders", "billing"):
             publish(engine, "k1", topic=topic)
         wait_until(lambda: len(publisher.sent) == 1)
@@ -278,6 +210,3 @@ def test_a_topic_that_is_resumed_while_its_key_waits(postgres: Database) -> None
         resume(engine, "orders")
         wait_until(lambda: publisher.of("k") == ["k1"], timeout=20)
         assert publisher.accepted[0].topic == "orders"
-    finally:
-        looping.stop()
-        task.result()

@@ -13,8 +13,9 @@ from outbox import Envelope, Message, Outbox, Outcome, Relay, Unavailable
 from outbox._relaying.reading import payloads as loading
 from outbox.schema import BUCKETS
 from tests.support.database import Database
+from tests.support.on_servers import spread
 from tests.support.outbox_publishers import ACCEPTED, TABLES, Ordered, Recorder, publish
-from tests.support.relay.servers import server
+from tests.support.relay.servers import NAMES, server
 
 __all__ = ["server"]
 
@@ -29,8 +30,8 @@ def engine(migrated: Database) -> Engine:
     return migrated.engine()
 
 
-@pytest.mark.parametrize("light", [True, False], ids=["light", "heavy"])
-def test_a_batch_is_bounded_in_bytes(engine: Engine, monkeypatch: pytest.MonkeyPatch, *, light: bool) -> None:
+@spread("light", [True, False], elsewhere=2, where=NAMES)
+def test_a_batch_is_bounded_in_bytes(engine: Engine, monkeypatch: pytest.MonkeyPatch, light: bool) -> None:
     """No batch exceeds the limit of bytes unless it is a single message, even where large messages follow
     many small ones. Each message is complete, and all are in order, whether or not the scan reads the payload
     together with the row."""

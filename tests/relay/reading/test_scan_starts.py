@@ -15,21 +15,17 @@ from outbox._relaying.report import Report
 from outbox._relaying.sending.lanes import TopicLanes
 from outbox._relaying.settings import RelaySettings
 from outbox.schema import BUCKETS
-from tests.conftest import _server
-from tests.servers import Server
 from tests.support.database import Database
+from tests.support.on_servers import on, spread
 from tests.support.outbox_publishers import TABLES, Recorder, messages, publish
 
 HELD = 6_400
 PAUSED: dict[str, Any] = {"topic": "slow", "state": "pending", "error": None}
+SERVERS = ("sqlite", "mariadb", "mysql")
+"""The databases that do not report which transactions are writing."""
+
 NEVER = 1e9
 """In seconds. As a `_SHARE`, it makes counting happen only when something is to be sent."""
-
-
-@pytest.fixture(params=("mariadb", "mysql", "sqlite"), scope="session")
-def server(request: pytest.FixtureRequest) -> Server:
-    """The databases that do not report which transactions are writing."""
-    return _server(request.param)
 
 
 class Looks:
@@ -107,7 +103,7 @@ def _not_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.mysql
-@pytest.mark.parametrize("why", ["held", "paused"])
+@spread("why", ["held", "paused"], where=SERVERS)
 def test_they_are_not_read_again(engine: Engine, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
     """While thousands of messages wait in all buckets, a scan reads few of them, even if it finds a message
     to send in one of the buckets."""
@@ -124,11 +120,10 @@ def test_they_are_not_read_again(engine: Engine, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.mysql
+@on("mariadb", "mysql")
 def test_statistics_from_an_empty_table(engine: Engine) -> None:
     """With statistics gathered while the table was empty, as is usual for an outbox, a scan of one bucket
     does not read other buckets."""
-    if engine.dialect.name == "sqlite":
-        pytest.skip("no statistics")
     with engine.connect() as connection:
         connection.exec_driver_sql("ANALYZE TABLE outbox_message").all()
         hold(engine, [(number % BUCKETS, number) for number in range(1, HELD + 1)])
@@ -139,6 +134,7 @@ def test_statistics_from_an_empty_table(engine: Engine) -> None:
 
 
 @pytest.mark.mysql
+@on(*SERVERS)
 def test_a_paused_topic_that_grows(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each scan reads only the messages that were added. The count of skipped messages does not mistake them
     for messages that have appeared below, so nothing is read again."""
@@ -158,6 +154,7 @@ def test_a_paused_topic_that_grows(engine: Engine, monkeypatch: pytest.MonkeyPat
         assert looks.cost < 1.5 * HELD  # skipped messages are counted once, because a message is sent
 
 
+@on(*SERVERS)
 def test_a_paused_topic_that_is_resumed(engine: Engine) -> None:
     """After a paused topic is resumed, all its messages are found in order, including the ones added during
     the pause."""
@@ -176,13 +173,12 @@ def test_a_paused_topic_that_is_resumed(engine: Engine) -> None:
     assert found == ["before"] * 399 + ["since"] * 5
 
 
+@on("mariadb", "mysql")
 def test_a_message_that_appears_while_a_scan_ends(
     migrated: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A message that is committed below those of a paused topic is found even if it appears after a scan has
     passed its place and before the scan counts what it has skipped."""
-    if migrated.name == "sqlite":
-        pytest.skip("one writer: nothing appears while another transaction reads")
     monkeypatch.setattr(skipping, "_SHARE", 0)
     engine = migrated.engine()
     late = [21]
@@ -199,7 +195,7 @@ def test_a_message_that_appears_while_a_scan_ends(
     assert not late
 
 
-@pytest.mark.parametrize("also", ["nothing else", "paused", "dropped", "dropped now"])
+@spread("also", ["nothing else", "paused", "dropped", "dropped now"], where=SERVERS)
 def test_a_message_that_appears_below(engine: Engine, monkeypatch: pytest.MonkeyPatch, also: str) -> None:
     """Counting finds a message that appears below the skipped ones, whatever other messages are unknown or
     gone. It is read once."""
@@ -221,6 +217,7 @@ def test_a_message_that_appears_below(engine: Engine, monkeypatch: pytest.Monkey
     assert looks.look() == ["late"]
 
 
+@on("sqlite")
 def test_counting_takes_little_of_the_time(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counting is limited to a small share of the time: a message is not found before the next count is due,
     and the relay looks again at that time."""
@@ -233,6 +230,7 @@ def test_counting_takes_little_of_the_time(engine: Engine, monkeypatch: pytest.M
     assert 0 < looks.scanner._skips.seconds() < NEVER * 100
 
 
+@on("sqlite")
 def test_each_bucket_is_read_again(engine: Engine) -> None:
     """If as many messages appear as were dropped, with the same sum of sequences, counting cannot find them,
     but each bucket is read again in time. A scan before that time reads only some of the buckets."""
@@ -250,11 +248,10 @@ def test_each_bucket_is_read_again(engine: Engine) -> None:
     assert looks.look() == ["late", "late"]
 
 
+@on("mariadb", "mysql")
 def test_the_order_of_a_key(migrated: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """A transaction draws a sequence below those of waiting messages and commits after they were read: the
     next message of its key does not overtake it."""
-    if migrated.name == "sqlite":
-        pytest.skip("one writer: nobody overtakes")
     monkeypatch.setattr(skipping, "_SHARE", NEVER)
     engine = migrated.engine()
     publish(engine, "a0")

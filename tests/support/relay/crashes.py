@@ -5,6 +5,7 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import (
@@ -81,6 +82,21 @@ def produce(
     return Outbox().publish_many(
         connection, [Message(topic, str(each["number"]), str(each["key"])) for each in done]
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """One copy of a message in a broker."""
+
+    key: str
+    number: int
+    message: str
+
+
+def copy_in_rabbit(message: Any) -> Copy:
+    """The copy that RabbitMQ received."""
+    properties = message.header.properties
+    return Copy(properties.headers["outbox-key"], int(message.body), properties.message_id)
 
 
 class Post:
