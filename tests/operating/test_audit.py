@@ -83,7 +83,7 @@ def test_each_kind_of_missing_message_is_named(engine: Engine) -> None:
 
 
 @on("sqlite")
-def test_what_is_on_its_way_is_not_missing(engine: Engine) -> None:
+def test_messages_within_the_grace_are_not_missing(engine: Engine) -> None:
     """A message that was published or sent within the grace is not missing; a held one is missing
     immediately, like a dead one."""
     sent(engine, "a1")
@@ -209,7 +209,7 @@ def test_an_inbox_in_another_database(
     }
 
 
-def test_what_was_taken_without_an_answer(
+def test_messages_taken_although_their_sends_got_no_answer(
     engine: Engine, elsewhere: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A message that was taken counts as taken even if its sends got no answer, and even if it is dead

@@ -54,7 +54,7 @@ def reads_of(engine: Engine) -> list[Any]:
     return reads
 
 
-def test_what_has_left_is_not_read(postgres: Database) -> None:
+def test_sent_messages_are_not_read(postgres: Database) -> None:
     """`status`, `is_drained` and `peek` are correct, and read only from the marks on."""
     engine = postgres.engine()
     with relaying(engine) as publisher:

@@ -9,7 +9,7 @@ import outbox
 from outbox import Envelope, Outcome, Refused, Unavailable, Unknown
 from outbox.errors import InvalidOption, MessageNotFound, OutboxError, TablesMissing, WrongState
 from tests.support.database import Database
-from tests.support.on_servers import on, spread
+from tests.support.on_servers import on
 from tests.support.outbox_publishers import (
     ACCEPTED,
     TABLES,
@@ -23,6 +23,7 @@ from tests.support.outbox_publishers import (
     relay,
     waiting,
 )
+from tests.support.spread import spread
 
 
 @pytest.fixture
@@ -132,7 +133,7 @@ def test_retry_before_the_backoff_is_over(engine: Engine, outcome: Outcome, stat
 
 
 @on("sqlite")
-def test_retry_of_what_needs_none(engine: Engine) -> None:
+def test_messages_that_need_no_retry(engine: Engine) -> None:
     """A pending, delayed or already sent message is rejected, and nothing changes."""
     (pending,) = publish(engine, "a1")
     (delayed,) = publish(engine, "b1", delay=3_600)
@@ -232,7 +233,7 @@ def test_a_message_that_is_being_sent_is_not_dropped(engine: Engine) -> None:
     assert relay(engine, publisher, name="one") == 2
 
 
-def test_what_a_lost_relay_was_sending_can_be_dropped(engine: Engine) -> None:
+def test_messages_of_a_lost_relay_can_be_dropped(engine: Engine) -> None:
     """A relay whose lease has expired does not protect a message from `drop`: whether it was sent is
     unknown."""
     (lost,) = publish(engine, "a1")

@@ -43,7 +43,7 @@ def left(engine: Engine, consumer: str = "billing") -> list[str]:
         return list(connection.execute(found).scalars())
 
 
-def test_only_what_is_old_enough_goes(migrated: Database) -> None:
+def test_only_old_rows_are_deleted(migrated: Database) -> None:
     """Rows that exceed the retention and its margin by 30 seconds are deleted; rows that fall short of it by
     30 seconds are kept."""
     engine, second = migrated.engine(), timedelta(seconds=1)

@@ -14,7 +14,8 @@ from inbox import Claim, Inbox, Purged, SqlStore, Status, StatusInbox, Verdict, 
 from inbox.errors import InvalidOption, LeaseLost, TablesMissing
 from inbox.schema import tables
 from tests.support.database import Database
-from tests.support.on_servers import WITH_WRITERS, on, spread
+from tests.support.on_servers import WITH_WRITERS, on
+from tests.support.spread import spread
 
 STATUS = tables().status
 DAY = timedelta(days=1)
@@ -73,7 +74,7 @@ def grow_old(engine: Engine, age: timedelta) -> None:
 
 
 @spread("status", Status)
-def test_only_what_is_old_enough_goes(migrated: Database, status: Status) -> None:
+def test_only_old_rows_are_deleted(migrated: Database, status: Status) -> None:
     """Dead and halted messages are deleted after their own retention, the others after the common one, each
     with a margin of a minute."""
     engine, second = migrated.engine(), timedelta(seconds=1)

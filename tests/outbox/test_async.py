@@ -21,8 +21,9 @@ from outbox.errors import InvalidMessage, TablesMissing, UnusableConnection
 from tests.support import accounts
 from tests.support.cases import case
 from tests.support.database import Database
-from tests.support.on_servers import on, spread
+from tests.support.on_servers import on
 from tests.support.published import TOPIC, texts
+from tests.support.spread import spread
 
 OUTBOX = Outbox()
 Handle = AsyncConnection | AsyncSession
@@ -78,7 +79,7 @@ def shop(migrated: Database) -> Database:
 
 
 @every_way
-def test_what_commits_leaves(shop: Database, way: Way) -> None:
+def test_committed_messages_are_sent(shop: Database, way: Way) -> None:
     """Messages are sent after the transaction has committed, each once, in order."""
 
     async def work(engine: AsyncEngine) -> None:
@@ -96,7 +97,7 @@ def test_what_commits_leaves(shop: Database, way: Way) -> None:
 
 
 @every_way
-def test_what_rolls_back_never_leaves(shop: Database, way: Way) -> None:
+def test_messages_of_a_rollback_are_not_sent(shop: Database, way: Way) -> None:
     """An exception rolls back the messages together with the business rows."""
 
     async def fail(engine: AsyncEngine) -> None:

@@ -25,9 +25,10 @@ from outbox.errors import (
 from tests.exactly_once.test_bad_input import ADDRESS, SECRET
 from tests.support.cases import case
 from tests.support.database import Database
-from tests.support.on_servers import on, spread
+from tests.support.on_servers import on
 from tests.support.outbox_publishers import Recorder
 from tests.support.published import TOPIC, WAYS, Way, texts, waiting
+from tests.support.spread import spread
 
 OUTBOX = Outbox()
 ways = ["connection", "session", "session on a connection"]  # savepoints have a test of their own
@@ -153,7 +154,7 @@ def test_a_larger_limit_is_the_database_s(migrated: Database) -> None:
 
 
 @on("sqlite")
-def test_what_is_no_message_is_refused(connection: Connection) -> None:
+def test_only_messages_are_accepted(connection: Connection) -> None:
     """`publish_many` rejects anything that is not an instance of `Message`."""
     for given in (("orders", "a"), {"topic": "orders"}, "orders", None):
         with case(given), pytest.raises(InvalidMessage, match=r"^messages: .*: expected a Message"):
@@ -195,7 +196,7 @@ def test_invalid_options(given: dict[str, Any]) -> None:
     assert repr(value)[:50] in str(caught.value)
 
 
-def test_what_is_no_connection_is_refused() -> None:
+def test_only_connections_and_sessions_are_accepted() -> None:
     """An Engine, a URL and other objects without a transaction of the caller are rejected: the error says
     what is expected, and contains no password."""
     engine = create_engine(ADDRESS)

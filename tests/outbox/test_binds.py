@@ -15,9 +15,10 @@ from outbox.errors import InvalidOption, UnusableConnection
 from tests.support import accounts
 from tests.support.accounts import Account
 from tests.support.database import Database
-from tests.support.on_servers import on, spread
+from tests.support.on_servers import on
 from tests.support.published import TOPIC, texts
 from tests.support.several_databases import balance, other, recipe, replica
+from tests.support.spread import spread
 
 __all__ = ["other", "replica"]
 

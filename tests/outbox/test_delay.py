@@ -10,8 +10,9 @@ from sqlalchemy import Engine, select, update
 from inbox.schema import utcnow
 from outbox import Message, Outbox, schema
 from tests.support.database import Database
-from tests.support.on_servers import on, spread
+from tests.support.on_servers import on
 from tests.support.published import TOPIC, WAYS, Way, texts, waiting
+from tests.support.spread import spread
 
 OUTBOX = Outbox()
 DELAYED = schema.tables().delayed
@@ -71,7 +72,7 @@ def test_a_delay_is_counted_by_the_database(engine: Engine, way: Way) -> None:
 
 
 @every_way
-def test_a_message_leaves_once_it_is_due(engine: Engine, way: Way) -> None:
+def test_a_message_is_sent_once_it_is_due(engine: Engine, way: Way) -> None:
     """A delayed message waits while others of its key are sent; when it is due, it is sent once, with the id
     that `publish` returned."""
     with way(engine) as handle:

@@ -68,7 +68,7 @@ def test_headers_may_change_afterwards(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-def test_the_span_at_publish_is_the_one_that_is_told(engine: Engine, way: Way) -> None:
+def test_traceparent_names_the_span_of_publish(engine: Engine, way: Way) -> None:
     """`traceparent` names the span that was current when the message was published, not when it was
     committed; messages of `publish_many` have it, too."""
     outbox = Outbox()
@@ -199,7 +199,7 @@ def test_a_tombstone_in_structured_mode(engine: Engine) -> None:
     assert message.headers["ce_source"] == "/shop"
 
 
-def test_the_limit_is_that_of_what_is_sent(engine: Engine) -> None:
+def test_the_limit_counts_the_whole_event(engine: Engine) -> None:
     """In structured mode the attributes around the payload count towards `largest_payload`."""
     outbox = Outbox(cloudevents="/shop", event_mode="structured", largest_payload=200)
     with engine.begin() as connection, pytest.raises(InvalidMessage, match="largest_payload=200"):

@@ -70,7 +70,7 @@ def test_many_sessions_on_one_row(engine: Engine) -> None:
 
 
 @on(*WITH_WRITERS)
-def test_a_relay_at_work_finds_what_commits_late(migrated: Database, engine: Engine) -> None:
+def test_a_running_relay_finds_late_commits(migrated: Database, engine: Engine) -> None:
     """The same for a relay that keeps running while many later messages are published and sent: what it has
     learned about the sequences does not make it skip an open transaction."""
     recorder = Recorder()

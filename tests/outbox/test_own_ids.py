@@ -28,9 +28,10 @@ from outbox import (
 from outbox._relaying.chores import Overtaken, forget_sent
 from outbox.errors import InvalidMessage
 from tests.support.database import Database
-from tests.support.on_servers import WITH_WRITERS, on, spread
+from tests.support.on_servers import WITH_WRITERS, on
 from tests.support.outbox_publishers import ACCEPTED, TABLES, Recorder, let_leases_end
 from tests.support.published import TOPIC, WAYS, Way, beginning_early, break_off, relayed, texts
+from tests.support.spread import spread
 from tests.support.together import Task, together, wait_until_blocked
 
 pytestmark = [pytest.mark.mysql, pytest.mark.quick("postgresql", "sqlite")]
@@ -103,7 +104,7 @@ def be_sent(engine: Engine) -> None:
 
 
 @spread("be", [be_delayed, be_dead, be_held, be_revived, be_sent])
-def test_wherever_the_message_is(engine: Engine, be: Callable[[Engine], None]) -> None:
+def test_an_id_in_use(engine: Engine, be: Callable[[Engine], None]) -> None:
     """An id is in use while its message is delayed, dead, held, retried, or recorded as sent."""
     be(engine)
     before = [*peek(engine), *peek(engine, state="dead"), *peek(engine, state="delayed")]
@@ -140,7 +141,7 @@ def be_purged(engine: Engine) -> None:
 
 
 @spread("go", [leave, leave_the_record, be_dropped, be_dropped_when_dead, be_purged])
-def test_when_the_message_is_gone(engine: Engine, go: Callable[[Engine], None]) -> None:
+def test_an_id_that_is_free_again(engine: Engine, go: Callable[[Engine], None]) -> None:
     """An id can be used again once the outbox no longer knows it."""
     publish(engine, "first")
     go(engine)
@@ -150,7 +151,7 @@ def test_when_the_message_is_gone(engine: Engine, go: Callable[[Engine], None]) 
 
 
 @every_way
-def test_what_is_rolled_back_uses_no_id(engine: Engine, way: Way) -> None:
+def test_a_rollback_frees_the_ids(engine: Engine, way: Way) -> None:
     """Rolling back a transaction or a savepoint frees the ids that it used."""
     with pytest.raises(ZeroDivisionError):
         break_off(way, engine, lambda handle: OUTBOX.publish(handle, TOPIC, "never", id="a"))
@@ -164,7 +165,7 @@ def test_what_is_rolled_back_uses_no_id(engine: Engine, way: Way) -> None:
 
 
 @spread("kind, end", product(["connection", "session"], ["commit", "rollback"]), elsewhere=2)
-def test_two_at_the_same_time(migrated: Database, kind: str, end: str) -> None:
+def test_two_producers_of_one_id(migrated: Database, kind: str, end: str) -> None:
     """The second producer of an id waits for the first one: it adds nothing if that one commits, and adds its
     own message if that one rolls back."""
 
@@ -195,7 +196,7 @@ def has_published(engine: Engine, messages: list[Message]) -> bool:
     return True
 
 
-def test_many_at_the_same_time(migrated: Database) -> None:
+def test_many_producers_of_the_same_ids(migrated: Database) -> None:
     """When several producers publish the same ids in batches of any order, each id is added exactly once.
     (InnoDB may detect a deadlock, which is transient.)"""
     ids = [f"order-{number}" for number in range(30)]
@@ -280,7 +281,7 @@ def in_between(engine: Engine, statement: str, act: Callable[[], object]) -> Non
 
 
 @on("postgresql", "mariadb")
-def test_what_is_sent_again_while_it_is_purged(migrated: Database) -> None:
+def test_a_dead_letter_retried_during_a_purge_keeps_its_id(migrated: Database) -> None:
     """A dead letter that an operator retries during a purge keeps its id: no other message can use it."""
     purging, engine = migrated.engine(), migrated.engine()
     publish(engine, "1")

@@ -15,7 +15,7 @@ from outbox._publishing.buckets import bucket_of
 from outbox._publishing.ids import new_id
 from tests.support import accounts
 from tests.support.database import Database
-from tests.support.on_servers import WITH_WRITERS, on, spread
+from tests.support.on_servers import WITH_WRITERS, on
 from tests.support.published import (
     TOPIC,
     WAYS,
@@ -27,6 +27,7 @@ from tests.support.published import (
     texts,
     waiting,
 )
+from tests.support.spread import spread
 
 pytestmark = pytest.mark.mysql
 
@@ -63,7 +64,7 @@ def engine(migrated: Database) -> Engine:
 
 
 @every_way
-def test_what_commits_leaves(engine: Engine, way: Way) -> None:
+def test_committed_messages_are_sent(engine: Engine, way: Way) -> None:
     """Messages are sent after their transaction has committed, each once, in order."""
     with way(engine) as handle:
         accounts.add(handle)
@@ -78,7 +79,7 @@ def test_what_commits_leaves(engine: Engine, way: Way) -> None:
 
 
 @every_way
-def test_what_rolls_back_never_leaves(engine: Engine, way: Way) -> None:
+def test_messages_of_a_rollback_are_not_sent(engine: Engine, way: Way) -> None:
     """An exception in the block rolls back the messages together with the business rows; later only what is
     published and committed afterwards is sent."""
     for _ in range(2):
@@ -99,7 +100,7 @@ def add_and_publish(handle: Handle) -> None:
 
 
 @spread("way", WAYS.values(), where=WITH_WRITERS)
-def test_nothing_leaves_before_the_commit(engine: Engine, way: Way) -> None:
+def test_nothing_is_sent_before_the_commit(engine: Engine, way: Way) -> None:
     """While the transaction is open, a relay finds nothing."""
     with way(engine) as handle:
         OUTBOX.publish(handle, TOPIC, "later", key="k")

@@ -149,7 +149,7 @@ def engine(migrated: Database) -> Engine:
 
 
 @pytest.mark.parametrize("kind", ["connection", "session"])
-def test_what_leaves_is_what_the_model_says(migrated: Database, engine: Engine, kind: str) -> None:
+def test_the_messages_sent_are_those_of_the_model(migrated: Database, engine: Engine, kind: str) -> None:
     """For any sequence of messages, savepoints begun, released and rolled back in any order, commits,
     rollbacks and closes, a relay finds exactly the messages that were committed, in order."""
 

@@ -18,9 +18,10 @@ from outbox._publishing.serializer import serialize
 from outbox.errors import InvalidMessage, InvalidOption
 from tests.support.cases import case
 from tests.support.database import Database
-from tests.support.on_servers import on, spread
+from tests.support.on_servers import on
 from tests.support.outbox_publishers import Recorder
 from tests.support.published import TOPIC, relayed
+from tests.support.spread import spread
 
 TEXT, JSON, BINARY = "text/plain; charset=utf-8", "application/json", "application/octet-stream"
 
@@ -193,7 +194,7 @@ UNFIT: dict[str, tuple[Any, str]] = {
 
 
 @on("sqlite")
-def test_what_has_no_bytes_is_refused(migrated: Database) -> None:
+def test_payloads_that_cannot_be_serialized(migrated: Database) -> None:
     """A payload that cannot be serialized raises a clear error that names it, before anything is written, and
     the transaction stays usable."""
     engine = migrated.engine()

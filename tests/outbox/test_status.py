@@ -147,7 +147,7 @@ def test_relays_at_work(engine: Engine) -> None:
 
 
 @on("sqlite")
-def test_peek_shows_what_leaves_next(engine: Engine) -> None:
+def test_peek_shows_the_next_messages(engine: Engine) -> None:
     """`peek` returns the oldest messages first, changes nothing, and leaves out delayed and dead ones."""
     in_every_state(engine)
     shown = outbox.peek(engine)
@@ -205,7 +205,7 @@ def test_peek_by_topic_and_key(engine: Engine) -> None:
     assert outbox.peek(engine, key="c") == []
 
 
-def test_nothing_is_left_that_can_leave(engine: Engine) -> None:
+def test_a_drained_outbox(engine: Engine) -> None:
     """The outbox is drained when every message left is held, behind a held message of its key, paused, or
     delayed."""
     assert outbox.is_drained(engine)
@@ -226,7 +226,7 @@ def test_nothing_is_left_that_can_leave(engine: Engine) -> None:
 
 
 @on("sqlite")
-def test_a_delayed_message_whose_time_has_come_can_leave(engine: Engine) -> None:
+def test_an_outbox_with_a_due_message_is_not_drained(engine: Engine) -> None:
     """An outbox with a delayed message that is due is not drained, even if no relay has moved the message
     yet."""
     row = {"id": "1", "bucket": 0, "topic": "orders", "payload": b"", "content_type": "text/plain"}

@@ -42,7 +42,7 @@ def in_loop(database: Database, scenario: Scenario) -> Any:
     return asyncio.run(with_engine())
 
 
-def test_what_was_published_leaves(migrated: Database) -> None:
+def test_published_messages_are_sent(migrated: Database) -> None:
     """Messages published on a Connection, an AsyncConnection or an AsyncSession are sent in the order of
     their key, counted, and deleted."""
     publish(migrated.engine(), "a1", "b1")

@@ -25,7 +25,7 @@ from outbox._relaying.retiring import Retirement
 from outbox.errors import InvalidOption, RelayRunning, WrongBucketCount, WrongState
 from outbox.schema import BUCKETS
 from tests.support.database import Database
-from tests.support.on_servers import on, spread
+from tests.support.on_servers import on
 from tests.support.outbox_publishers import (
     ACCEPTED,
     TABLES,
@@ -40,6 +40,7 @@ from tests.support.outbox_publishers import (
 )
 from tests.support.processes import wait_until
 from tests.support.relay.crashes import engine_of, running
+from tests.support.spread import spread
 
 KEY = next(each for each in ascii_lowercase if bucket_of(each, BUCKETS) > 40)
 """A key whose old bucket goes to the second of two relays."""
@@ -310,7 +311,7 @@ def test_a_relay_deletes_old_buckets_by_itself(engine: Engine, monkeypatch: pyte
 
 
 @on("sqlite")
-def test_when_the_number_cannot_be_changed(engine: Engine) -> None:
+def test_changes_that_are_rejected(engine: Engine) -> None:
     """The number of buckets cannot be changed while a relay of an older version is running (one that is lost
     does not matter), cannot exceed 4,096, and cannot be changed while too many old buckets exist."""
     with pytest.raises(InvalidOption, match="count=4097: expected at most 4,096"):

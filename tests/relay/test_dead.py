@@ -156,7 +156,7 @@ def _sends(sends: Path) -> Counter[str]:
 
 
 @on("sqlite")
-def test_what_was_not_sent_is_not_given_up(migrated: Database, tmp_path: Path) -> None:
+def test_unsent_messages_are_not_given_up(migrated: Database, tmp_path: Path) -> None:
     """Even if `max_attempts` is small, relays that are killed while sending one message do not use up the
     attempts of the others in its batch: no message is given up before it has been sent alone."""
     engine = migrated.engine()

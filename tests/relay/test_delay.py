@@ -11,7 +11,7 @@ from sqlalchemy import Engine, delete, event, select, update
 from inbox_outbox_base.databases.taking_statements import clock
 from outbox import Envelope, Message, Outbox, Outcome, Relay
 from tests.support.database import Database
-from tests.support.on_servers import WITH_WRITERS, on, spread
+from tests.support.on_servers import WITH_WRITERS, on
 from tests.support.outbox_publishers import (
     ACCEPTED,
     TABLES,
@@ -24,6 +24,7 @@ from tests.support.outbox_publishers import (
 )
 from tests.support.processes import wait_until
 from tests.support.relay.crashes import running
+from tests.support.spread import spread
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ def test_a_delayed_message_waits(engine: Engine, later: str) -> None:
     assert not waiting(engine)
 
 
-def test_it_does_not_leave_before_it_is_due(engine: Engine) -> None:
+def test_it_is_not_sent_before_it_is_due(engine: Engine) -> None:
     """A running relay sends a delayed message by itself, and never before it is due by the database's
     clock."""
     early = []
@@ -144,7 +145,7 @@ def _let_time_pass(engine: Engine, by: timedelta = timedelta(hours=12)) -> None:
             connection.execute(update(TABLES.delayed).where(c.id == row.id).values(available_at=earlier))
 
 
-def test_what_is_due_at_the_same_time(engine: Engine) -> None:
+def test_messages_due_at_the_same_time(engine: Engine) -> None:
     """Messages of one key with the same due time are sent in the order in which they were published, together
     or one by one."""
     due = datetime.now(UTC) + timedelta(hours=1)

@@ -16,11 +16,12 @@ from outbox._relaying.members import Members
 from outbox._relaying.reading import backlog
 from outbox.schema import BUCKETS
 from tests.support.database import Database
-from tests.support.on_servers import on, spread
+from tests.support.on_servers import on
 from tests.support.outbox_publishers import ACCEPTED, TABLES, Recorder, count, publish
 from tests.support.processes import wait_until
 from tests.support.relay.crashes import engine_of, is_shared, ownership, running
 from tests.support.relay.servers import NAMES, server  # noqa: F401 - where its databases are
+from tests.support.spread import spread
 
 SELDOM = 600
 """Seconds: with this `poll` and this lease, relays do nothing in a test unless they are woken or have to."""
@@ -197,7 +198,7 @@ def test_a_relay_that_is_lost(migrated: Database) -> None:
         wait_until(lambda: is_shared(engine, 1))
 
 
-def test_what_operators_decide(postgres: Database) -> None:
+def test_relays_notice_operators(postgres: Database) -> None:
     """Relays notice a pause, its end and a retry long before they poll."""
     engine = postgres.engine()
     with idle(postgres, 1) as relays:
@@ -234,7 +235,7 @@ def test_a_topic_that_is_not_taken(
     assert publisher.names == ["a1"]
 
 
-def test_scans_do_not_read_again_what_was_sent(postgres: Database) -> None:
+def test_scans_do_not_read_sent_messages_again(postgres: Database) -> None:
     """While messages are sent, a relay asks every second which transactions are writing, however rarely it
     polls, so that scans start behind what was sent."""
     engine = postgres.engine()

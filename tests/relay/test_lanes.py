@@ -254,7 +254,7 @@ def test_an_operator_does_not_wait_for_a_topic(engine: Engine, is_paused: bool) 
 
 @pytest.mark.parametrize("batch", [1, 2])
 @on("postgresql")
-def test_new_messages_leave_beside_many_that_fail(engine: Engine, batch: int) -> None:
+def test_new_messages_are_sent_beside_many_that_fail(engine: Engine, batch: int) -> None:
     """However small the batches are, messages that are retried do not fill all of them."""
     bad = [f"bad{number}" for number in range(60)]
     with engine.begin() as connection:

@@ -8,7 +8,7 @@ from sqlalchemy import Engine, delete, insert, text, update
 from inbox import Backoff
 from outbox import Envelope, Outbox, Outcome, Refused, Relay, Unavailable, Unknown
 from tests.support.database import Database
-from tests.support.on_servers import WITH_WRITERS, on, spread
+from tests.support.on_servers import WITH_WRITERS, on
 from tests.support.outbox_publishers import (
     ACCEPTED,
     TABLES,
@@ -22,6 +22,7 @@ from tests.support.outbox_publishers import (
     relay,
     waiting,
 )
+from tests.support.spread import spread
 
 MIXED = ["a1", "b1", "a2", "-1", "b2", "a3", "-2", "a4", "b3"]
 OUTCOMES = [Refused("a"), Unavailable("b"), Unknown("c")]
@@ -59,7 +60,7 @@ def test_no_two_messages_of_a_key_are_sent_together(engine: Engine) -> None:
 
 
 @spread("outcome", OUTCOMES[1:])
-def test_what_comes_behind_a_failure_waits(engine: Engine, outcome: Outcome) -> None:
+def test_messages_behind_a_failed_one_wait(engine: Engine, outcome: Outcome) -> None:
     """Message 2 of a key fails: messages 3 and 4 of that key wait for it, while other keys and messages
     without a key go on. Message 2 is then sent again before them."""
     publish(engine, *MIXED)
@@ -79,7 +80,7 @@ def test_what_comes_behind_a_failure_waits(engine: Engine, outcome: Outcome) -> 
 
 
 @on("sqlite")
-def test_what_comes_behind_a_refusal_waits_until_it_is_recorded(engine: Engine) -> None:
+def test_messages_behind_a_refused_one_wait_until_it_is_recorded(engine: Engine) -> None:
     """Message 2 of a key is refused: its dead letter is committed before message 3 is sent."""
     publish(engine, *MIXED)
     recorded: list[str] = []

@@ -11,7 +11,7 @@ from sqlalchemy import Engine, select
 from inbox import Backoff
 from outbox import Accepted, Envelope, Outbox, Outcome, Refused, Relay, Unavailable, Unknown
 from tests.support.database import Database
-from tests.support.on_servers import on, spread
+from tests.support.on_servers import on
 from tests.support.outbox_publishers import (
     ACCEPTED,
     TABLES,
@@ -25,6 +25,7 @@ from tests.support.outbox_publishers import (
     relay,
     waiting,
 )
+from tests.support.spread import spread
 
 pytestmark = pytest.mark.mysql
 
@@ -187,7 +188,7 @@ def test_how_long_the_broker_wants_to_be_left_alone(engine: Engine) -> None:
     assert len(publisher.sent) == 2
 
 
-def test_what_was_sent_is_recorded_if_that_is_wanted(engine: Engine) -> None:
+def test_sent_messages_are_recorded_with_keep_sent(engine: Engine) -> None:
     """With `keep_sent`, a record of each sent message stays for that time; without it there is none."""
     relay(engine, Recorder())
     first, second = publish(engine, "a1", "-2")

@@ -98,7 +98,7 @@ def _relay_until_sigterm(pipe: Connection, url: URL) -> None:
     engine.dispose()
 
 
-def test_all_expired_records_of_what_was_sent_are_forgotten(
+def test_all_expired_records_of_sent_messages_are_deleted(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A relay deletes all expired records of sent messages when it starts, however many there are, not only

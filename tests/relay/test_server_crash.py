@@ -43,7 +43,7 @@ class Crashing(Recorder):
         return super().send(batch)
 
 
-def test_what_was_announced_has_happened(primary: Primary, engine: Engine) -> None:
+def test_a_sent_message_has_its_business_row(primary: Primary, engine: Engine) -> None:
     """All processes of the server are killed while a message is sent whose transaction did not wait for the
     disk. The business row of the message is still there."""
     accounts.make(engine)

@@ -19,7 +19,7 @@ def answer(outcome: Outcome) -> Recorder:
 
 @pytest.mark.parametrize("outcome", [Unavailable("the queue is full"), Unknown("no answer")], ids=str)
 @pytest.mark.parametrize("with_keys", [True, False], ids=["keys", "no keys"])
-def test_others_leave(postgres: Database, outcome: Outcome, with_keys: bool) -> None:
+def test_other_topics_are_sent(postgres: Database, outcome: Outcome, with_keys: bool) -> None:
     """Behind thousands of messages of a rejected topic, those of another topic are sent in the same call, and
     few of the thousands are tried."""
     engine = postgres.engine()
@@ -41,7 +41,7 @@ def test_others_leave(postgres: Database, outcome: Outcome, with_keys: bool) -> 
 
 
 @on("sqlite")
-def test_their_keys_wait(migrated: Database) -> None:
+def test_keys_of_a_rejected_topic_wait(migrated: Database) -> None:
     """A key's message to an accepted topic does not overtake the key's previous message to a rejected one."""
     engine = migrated.engine()
     names = [f"{key}1" for key in "abcdefgh"]

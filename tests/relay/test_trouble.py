@@ -140,7 +140,7 @@ ACCOUNT = "inbox_outbox_app"
 
 @on("mariadb", "mysql")
 @pytest.mark.parametrize(("trouble", "code"), [("read only", 1290), ("no connection", 1226)])
-def test_trouble_of_mysql_that_passes(migrated: Database, trouble: str, code: int) -> None:
+def test_temporary_failures_of_mysql(migrated: Database, trouble: str, code: int) -> None:
     """During a switchover of the server, or while the account has no connection left, the relay tries again,
     as on PostgreSQL."""
     root = migrated.engine(isolation_level="AUTOCOMMIT")

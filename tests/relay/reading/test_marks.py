@@ -99,7 +99,7 @@ def test_the_next_relay_starts_there(postgres: Database, pool: type[Pool]) -> No
 
 @pytest.mark.usefixtures("unaided")
 @pytest.mark.parametrize("fate", ["unavailable", "unknown", "held", "paused", "resumed"])
-def test_what_has_not_left_lies_above_them(postgres: Database, fate: str) -> None:
+def test_unsent_messages_are_above_the_marks(postgres: Database, fate: str) -> None:
     """Whatever a message waits for, the marks stay below it, and the next relay finds it and those
     behind it."""
     engine = postgres.engine()

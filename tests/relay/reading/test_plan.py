@@ -78,7 +78,7 @@ def test_a_plan_from_an_empty_table(postgres: Database, analysed: bool) -> None:
 
 
 @pytest.mark.usefixtures("always_tends")
-def test_what_has_left_is_not_read_again(postgres: Database) -> None:
+def test_sent_messages_are_not_read_again(postgres: Database) -> None:
     """While an old transaction prevents vacuum from removing the rows of sent messages, a scan starts behind
     them."""
     engine = postgres.engine()
@@ -158,7 +158,7 @@ def _buffers(engine: Engine, statement: str, parameters: Any) -> int:
 
 @pytest.mark.usefixtures("always_tends")
 @pytest.mark.parametrize("why", ["a key that waits", "a paused topic"])
-def test_what_may_not_leave_is_not_read_again(postgres: Database, why: str) -> None:
+def test_waiting_messages_are_not_read_again(postgres: Database, why: str) -> None:
     """Behind tens of thousands of messages that have to wait, messages of other keys are found without
     reading the waiting ones each time; when the wait ends, all are sent."""
     engine = postgres.engine()

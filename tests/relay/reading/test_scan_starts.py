@@ -16,8 +16,9 @@ from outbox._relaying.sending.lanes import TopicLanes
 from outbox._relaying.settings import RelaySettings
 from outbox.schema import BUCKETS
 from tests.support.database import Database
-from tests.support.on_servers import on, spread
+from tests.support.on_servers import on
 from tests.support.outbox_publishers import TABLES, Recorder, messages, publish
+from tests.support.spread import spread
 
 HELD = 6_400
 PAUSED: dict[str, Any] = {"topic": "slow", "state": "pending", "error": None}
@@ -104,7 +105,9 @@ def _not_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.mysql
 @spread("why", ["held", "paused"], where=SERVERS)
-def test_they_are_not_read_again(engine: Engine, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+def test_waiting_messages_are_not_read_again(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
     """While thousands of messages wait in all buckets, a scan reads few of them, even if it finds a message
     to send in one of the buckets."""
     monkeypatch.setattr(skipping, "_SHARE", NEVER)
