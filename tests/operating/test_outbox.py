@@ -9,7 +9,7 @@ import outbox
 from outbox import Envelope, Outcome, Refused, Unavailable, Unknown
 from outbox.errors import InvalidOption, MessageNotFound, OutboxError, TablesMissing, WrongState
 from tests.support.database import Database
-from tests.support.on_servers import on
+from tests.support.on_servers import on, spread
 from tests.support.outbox_publishers import (
     ACCEPTED,
     TABLES,
@@ -23,7 +23,6 @@ from tests.support.outbox_publishers import (
     relay,
     waiting,
 )
-from tests.support.spread import spread
 
 
 @pytest.fixture

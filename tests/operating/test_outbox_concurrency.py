@@ -12,6 +12,7 @@ import outbox
 from outbox import MessageState, Refused
 from outbox.errors import MessageNotFound, WrongState
 from tests.support.database import Database
+from tests.support.on_servers import spread
 from tests.support.outbox_publishers import (
     TABLES,
     Recorder,
@@ -20,7 +21,6 @@ from tests.support.outbox_publishers import (
     relay,
     waiting,
 )
-from tests.support.spread import spread
 
 OPERATORS = 4
 

@@ -28,8 +28,7 @@ from inbox._listening.outcome import Action
 from inbox.errors import InvalidOption, PolicyConflict, TablesMissing
 from inbox.schema import tables
 from tests.support.database import Database
-from tests.support.on_servers import WITH_WRITERS, on
-from tests.support.spread import spread
+from tests.support.on_servers import WITH_WRITERS, on, spread
 from tests.support.status_mode.stores import Place
 
 TABLES = tables()

@@ -14,8 +14,7 @@ from inbox import Claim, Inbox, Purged, SqlStore, Status, StatusInbox, Verdict, 
 from inbox.errors import InvalidOption, LeaseLost, TablesMissing
 from inbox.schema import tables
 from tests.support.database import Database
-from tests.support.on_servers import WITH_WRITERS, on
-from tests.support.spread import spread
+from tests.support.on_servers import WITH_WRITERS, on, spread
 
 STATUS = tables().status
 DAY = timedelta(days=1)

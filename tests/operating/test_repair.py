@@ -28,8 +28,7 @@ from inbox import (
 from inbox._status_mode.stores import Store
 from inbox.errors import GiveUp, LeaseLost
 from tests.support.database import Database
-from tests.support.on_servers import on
-from tests.support.spread import STORES, spread
+from tests.support.on_servers import STORES, on, spread
 from tests.support.status_mode.repairs import (
     KEY,
     PAYLOAD,

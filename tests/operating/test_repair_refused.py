@@ -10,8 +10,7 @@ from inbox import Record, Status, Verdict, discard, list_messages, release, reso
 from inbox._status_mode.stores import Store
 from inbox.errors import InvalidKey, InvalidOption, MessageNotFound, WrongStatus
 from tests.support.cases import case
-from tests.support.on_servers import on
-from tests.support.spread import STORES, spread
+from tests.support.on_servers import STORES, on, spread
 from tests.support.status_mode.repairs import KEY, has_ended, history, inbox_of
 from tests.support.status_mode.stores import CONSUMER, change, end, held, request, stored
 

@@ -21,9 +21,8 @@ from outbox.errors import InvalidMessage, TablesMissing, UnusableConnection
 from tests.support import accounts
 from tests.support.cases import case
 from tests.support.database import Database
-from tests.support.on_servers import on
+from tests.support.on_servers import on, spread
 from tests.support.published import TOPIC, texts
-from tests.support.spread import spread
 
 OUTBOX = Outbox()
 Handle = AsyncConnection | AsyncSession

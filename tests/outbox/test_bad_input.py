@@ -25,10 +25,9 @@ from outbox.errors import (
 from tests.exactly_once.test_bad_input import ADDRESS, SECRET
 from tests.support.cases import case
 from tests.support.database import Database
-from tests.support.on_servers import on
+from tests.support.on_servers import on, spread
 from tests.support.outbox_publishers import Recorder
 from tests.support.published import TOPIC, WAYS, Way, texts, waiting
-from tests.support.spread import spread
 
 OUTBOX = Outbox()
 ways = ["connection", "session", "session on a connection"]  # savepoints have a test of their own

@@ -15,10 +15,9 @@ from outbox.errors import InvalidOption, UnusableConnection
 from tests.support import accounts
 from tests.support.accounts import Account
 from tests.support.database import Database
-from tests.support.on_servers import on
+from tests.support.on_servers import on, spread
 from tests.support.published import TOPIC, texts
 from tests.support.several_databases import balance, other, recipe, replica
-from tests.support.spread import spread
 
 __all__ = ["other", "replica"]
 
@@ -60,7 +59,7 @@ def add_only(session: Session) -> None:
     session.add(Account(name="new", total=1))
 
 
-@spread("steps", [((publish, flush),), ((flush, publish),), ((publish, add_only),)])
+@spread("steps", [(publish, flush), (flush, publish), (publish, add_only)])
 def test_a_session_that_writes_to_two_databases(
     migrated: Database, other: Database, steps: tuple[Steps, ...]
 ) -> None:

@@ -14,8 +14,8 @@ from outbox import Outbox
 from tests.support import accounts, outbox_producer
 from tests.support.database import Database
 from tests.support.forked import run_forked
+from tests.support.on_servers import spread
 from tests.support.published import TOPIC, texts
-from tests.support.spread import spread
 from tests.support.together import Task
 
 OUTBOX = Outbox()

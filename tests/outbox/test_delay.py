@@ -10,9 +10,8 @@ from sqlalchemy import Engine, select, update
 from inbox.schema import utcnow
 from outbox import Message, Outbox, schema
 from tests.support.database import Database
-from tests.support.on_servers import on
+from tests.support.on_servers import on, spread
 from tests.support.published import TOPIC, WAYS, Way, texts, waiting
-from tests.support.spread import spread
 
 OUTBOX = Outbox()
 DELAYED = schema.tables().delayed

@@ -18,9 +18,8 @@ from outbox._waking import in_process
 from tests.support import accounts
 from tests.support.accounts import Account
 from tests.support.database import Database
-from tests.support.on_servers import WITH_WRITERS, on
+from tests.support.on_servers import WITH_WRITERS, on, spread
 from tests.support.published import TOPIC, texts
-from tests.support.spread import spread
 from tests.support.together import wait_until_blocked
 
 pytestmark = pytest.mark.mysql

@@ -14,9 +14,8 @@ from inbox.errors import TransactionAborted
 from outbox import Outbox
 from tests.support import accounts
 from tests.support.database import Database
-from tests.support.on_servers import WITH_WRITERS, on
+from tests.support.on_servers import WITH_WRITERS, on, spread
 from tests.support.published import TOPIC, Handle, texts
-from tests.support.spread import spread
 from tests.support.together import together
 
 INBOX, OUTBOX = Inbox("bookkeeping"), Outbox()

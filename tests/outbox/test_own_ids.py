@@ -28,10 +28,9 @@ from outbox import (
 from outbox._relaying.chores import Overtaken, forget_sent
 from outbox.errors import InvalidMessage
 from tests.support.database import Database
-from tests.support.on_servers import WITH_WRITERS, on
+from tests.support.on_servers import WITH_WRITERS, on, spread
 from tests.support.outbox_publishers import ACCEPTED, TABLES, Recorder, let_leases_end
 from tests.support.published import TOPIC, WAYS, Way, beginning_early, break_off, relayed, texts
-from tests.support.spread import spread
 from tests.support.together import Task, together, wait_until_blocked
 
 pytestmark = [pytest.mark.mysql, pytest.mark.quick("postgresql", "sqlite")]

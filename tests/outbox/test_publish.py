@@ -15,7 +15,7 @@ from outbox._publishing.buckets import bucket_of
 from outbox._publishing.ids import new_id
 from tests.support import accounts
 from tests.support.database import Database
-from tests.support.on_servers import WITH_WRITERS, on
+from tests.support.on_servers import WITH_WRITERS, on, spread
 from tests.support.published import (
     TOPIC,
     WAYS,
@@ -27,7 +27,6 @@ from tests.support.published import (
     texts,
     waiting,
 )
-from tests.support.spread import spread
 
 pytestmark = pytest.mark.mysql
 

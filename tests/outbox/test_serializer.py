@@ -18,10 +18,9 @@ from outbox._publishing.serializer import serialize
 from outbox.errors import InvalidMessage, InvalidOption
 from tests.support.cases import case
 from tests.support.database import Database
-from tests.support.on_servers import on
+from tests.support.on_servers import on, spread
 from tests.support.outbox_publishers import Recorder
 from tests.support.published import TOPIC, relayed
-from tests.support.spread import spread
 
 TEXT, JSON, BINARY = "text/plain; charset=utf-8", "application/json", "application/octet-stream"
 

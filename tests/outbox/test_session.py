@@ -13,9 +13,8 @@ from outbox import Outbox
 from tests.support import accounts
 from tests.support.accounts import Account
 from tests.support.database import Database
-from tests.support.on_servers import on
+from tests.support.on_servers import on, spread
 from tests.support.published import TOPIC, beginning_early, texts
-from tests.support.spread import spread
 
 OUTBOX = Outbox()
 JoinMode = Literal["conditional_savepoint", "rollback_only", "control_fully", "create_savepoint"]

@@ -10,9 +10,8 @@ from examples.embedded_postgres import EmbeddedPostgres
 from outbox import Outbox
 from tests.support import accounts
 from tests.support.database import Database, make_tables
-from tests.support.on_servers import WITH_WRITERS
+from tests.support.on_servers import WITH_WRITERS, spread
 from tests.support.published import TOPIC, texts
-from tests.support.spread import spread
 
 pytestmark = pytest.mark.mysql
 

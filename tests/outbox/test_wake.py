@@ -34,9 +34,8 @@ from outbox import Outbox
 from outbox._waking import after_commit as wake
 from tests.support import accounts
 from tests.support.database import Database
-from tests.support.on_servers import on
+from tests.support.on_servers import on, spread
 from tests.support.published import TOPIC, texts
-from tests.support.spread import spread
 
 OUTBOX = Outbox()
 SOON = 10.0

@@ -15,9 +15,9 @@ from outbox._operating.transact import transact
 from outbox._relaying.members import Members, share_of
 from outbox.schema import BUCKETS
 from tests.support.database import Database
+from tests.support.on_servers import spread
 from tests.support.outbox_publishers import TABLES
 from tests.support.relay.crashes import engine_of, ownership
-from tests.support.spread import spread
 
 MEMBERS = Members(TABLES)
 LEASE = 600

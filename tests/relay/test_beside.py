@@ -18,7 +18,7 @@ from outbox import Envelope, Message, Outbox, Outcome, Relay, Unavailable, Unkno
 from outbox._relaying.sending.flight import Flight
 from outbox._relaying.sending.lanes import TopicLanes
 from tests.support.database import Database
-from tests.support.on_servers import on
+from tests.support.on_servers import on, spread
 from tests.support.outbox_publishers import (
     ACCEPTED,
     TABLES,
@@ -31,7 +31,6 @@ from tests.support.outbox_publishers import (
 from tests.support.processes import wait_until
 from tests.support.relay.crashes import running
 from tests.support.relay.servers import NAMES
-from tests.support.spread import spread
 
 SLOW = [f"-{number}" for number in range(20)]
 """Messages that are held back."""

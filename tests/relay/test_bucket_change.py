@@ -25,7 +25,7 @@ from outbox._relaying.retiring import Retirement
 from outbox.errors import InvalidOption, RelayRunning, WrongBucketCount, WrongState
 from outbox.schema import BUCKETS
 from tests.support.database import Database
-from tests.support.on_servers import on
+from tests.support.on_servers import on, spread
 from tests.support.outbox_publishers import (
     ACCEPTED,
     TABLES,
@@ -40,7 +40,6 @@ from tests.support.outbox_publishers import (
 )
 from tests.support.processes import wait_until
 from tests.support.relay.crashes import engine_of, running
-from tests.support.spread import spread
 
 KEY = next(each for each in ascii_lowercase if bucket_of(each, BUCKETS) > 40)
 """A key whose old bucket goes to the second of two relays."""

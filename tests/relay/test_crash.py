@@ -11,6 +11,7 @@ from examples.embedded_postgres import EmbeddedPostgres
 from inbox.schema import metadata
 from outbox import Relay
 from tests.support.database import Database
+from tests.support.on_servers import spread
 from tests.support.outbox_publishers import TABLES, Recorder, count, let_leases_end, publish
 from tests.support.processes import wait_until, workers
 from tests.support.relay.crashes import (
@@ -27,7 +28,6 @@ from tests.support.relay.crashes import (
 )
 from tests.support.relay.servers import NAMES
 from tests.support.relay.worker import POINTS, dying_relay, producer, relay
-from tests.support.spread import spread
 
 pytestmark = pytest.mark.mysql
 

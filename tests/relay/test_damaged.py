@@ -10,7 +10,7 @@ from sqlalchemy import Engine, text, update
 from outbox import MessageState, Relay, Unknown, peek, retry_all
 from outbox._relaying.reading import payloads as loading
 from tests.support.database import Database
-from tests.support.on_servers import on
+from tests.support.on_servers import on, spread
 from tests.support.outbox_publishers import (
     TABLES,
     Recorder,
@@ -22,7 +22,6 @@ from tests.support.outbox_publishers import (
     waiting,
 )
 from tests.support.relay.servers import NAMES
-from tests.support.spread import spread
 
 pytestmark = pytest.mark.mysql
 

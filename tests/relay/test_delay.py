@@ -11,7 +11,7 @@ from sqlalchemy import Engine, delete, event, select, update
 from inbox_outbox_base.databases.taking_statements import clock
 from outbox import Envelope, Message, Outbox, Outcome, Relay
 from tests.support.database import Database
-from tests.support.on_servers import WITH_WRITERS, on
+from tests.support.on_servers import WITH_WRITERS, on, spread
 from tests.support.outbox_publishers import (
     ACCEPTED,
     TABLES,
@@ -24,7 +24,6 @@ from tests.support.outbox_publishers import (
 )
 from tests.support.processes import wait_until
 from tests.support.relay.crashes import running
-from tests.support.spread import spread
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from sqlalchemy import Engine, delete, insert, select
 
 from outbox import Envelope, Outcome, Refused, Relay, Unavailable, Unknown
 from tests.support.database import Database
-from tests.support.on_servers import WITH_WRITERS
+from tests.support.on_servers import WITH_WRITERS, spread
 from tests.support.outbox_publishers import (
     ACCEPTED,
     TABLES,
@@ -19,7 +19,6 @@ from tests.support.outbox_publishers import (
     relay,
     waiting,
 )
-from tests.support.spread import spread
 
 OUTCOMES = [ACCEPTED, Refused("no"), Unavailable("away"), Unknown("no answer")]
 OPTIONS: list[dict[str, Any]] = [{}, {"keep_sent": 60}, {"after_dead": "hold"}]

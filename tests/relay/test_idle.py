@@ -16,12 +16,11 @@ from outbox._relaying.members import Members
 from outbox._relaying.reading import backlog
 from outbox.schema import BUCKETS
 from tests.support.database import Database
-from tests.support.on_servers import on
+from tests.support.on_servers import on, spread
 from tests.support.outbox_publishers import ACCEPTED, TABLES, Recorder, count, publish
 from tests.support.processes import wait_until
 from tests.support.relay.crashes import engine_of, is_shared, ownership, running
 from tests.support.relay.servers import NAMES, server  # noqa: F401 - where its databases are
-from tests.support.spread import spread
 
 SELDOM = 600
 """Seconds: with this `poll` and this lease, relays do nothing in a test unless they are woken or have to."""

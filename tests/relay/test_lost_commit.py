@@ -13,13 +13,12 @@ from inbox import is_transient
 from outbox import Refused, Relay
 from outbox.schema import BUCKETS
 from tests.support.database import Database
-from tests.support.on_servers import on
+from tests.support.on_servers import on, spread
 from tests.support.outbox_publishers import TABLES, Recorder, count, let_leases_end, publish
 from tests.support.processes import wait_until
 from tests.support.proxy import TcpProxy
 from tests.support.relay.crashes import MADE, METADATA, Paused, engine_of, is_shared, ownership
 from tests.support.relay.worker import COMPLETION
-from tests.support.spread import spread
 from tests.support.together import Task, wait_until_blocked
 
 SERVERS = ("postgresql", "mariadb")

@@ -8,7 +8,7 @@ from sqlalchemy import Engine, delete, insert, text, update
 from inbox import Backoff
 from outbox import Envelope, Outbox, Outcome, Refused, Relay, Unavailable, Unknown
 from tests.support.database import Database
-from tests.support.on_servers import WITH_WRITERS, on
+from tests.support.on_servers import WITH_WRITERS, on, spread
 from tests.support.outbox_publishers import (
     ACCEPTED,
     TABLES,
@@ -22,7 +22,6 @@ from tests.support.outbox_publishers import (
     relay,
     waiting,
 )
-from tests.support.spread import spread
 
 MIXED = ["a1", "b1", "a2", "-1", "b2", "a3", "-2", "a4", "b3"]
 OUTCOMES = [Refused("a"), Unavailable("b"), Unknown("c")]

@@ -11,7 +11,7 @@ from sqlalchemy import Engine, select
 from inbox import Backoff
 from outbox import Accepted, Envelope, Outbox, Outcome, Refused, Relay, Unavailable, Unknown
 from tests.support.database import Database
-from tests.support.on_servers import on
+from tests.support.on_servers import on, spread
 from tests.support.outbox_publishers import (
     ACCEPTED,
     TABLES,
@@ -25,7 +25,6 @@ from tests.support.outbox_publishers import (
     relay,
     waiting,
 )
-from tests.support.spread import spread
 
 pytestmark = pytest.mark.mysql
 

@@ -6,10 +6,9 @@ from sqlalchemy import Engine, update
 
 from outbox import Relay
 from tests.support.database import Database
-from tests.support.on_servers import on
+from tests.support.on_servers import on, spread
 from tests.support.outbox_publishers import TABLES, Ordered, Recorder, name_of, publish
 from tests.support.relay.servers import NAMES
-from tests.support.spread import spread
 
 
 @pytest.fixture

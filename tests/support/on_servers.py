@@ -57,4 +57,5 @@ def spread(
     fixture: str = "server",
 ) -> pytest.MarkDecorator:
     """Run a test with every row on the first of the servers, and with the first rows on each other one."""
-    return each_on(where[0], arguments, rows, elsewhere, among=where, fixture=fixture)
+    every = [row if "," in arguments else (row,) for row in rows]
+    return each_on(where[0], arguments, every, elsewhere, among=where, fixture=fixture)

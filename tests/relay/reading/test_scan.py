@@ -13,9 +13,9 @@ from outbox import Envelope, Message, Outbox, Outcome, Relay, Unavailable
 from outbox._relaying.reading import payloads as loading
 from outbox.schema import BUCKETS
 from tests.support.database import Database
+from tests.support.on_servers import spread
 from tests.support.outbox_publishers import ACCEPTED, TABLES, Ordered, Recorder, publish
 from tests.support.relay.servers import NAMES, server
-from tests.support.spread import spread
 
 __all__ = ["server"]
 

@@ -16,9 +16,8 @@ from outbox._relaying.sending.lanes import TopicLanes
 from outbox._relaying.settings import RelaySettings
 from outbox.schema import BUCKETS
 from tests.support.database import Database
-from tests.support.on_servers import on
+from tests.support.on_servers import on, spread
 from tests.support.outbox_publishers import TABLES, Recorder, messages, publish
-from tests.support.spread import spread
 
 HELD = 6_400
 PAUSED: dict[str, Any] = {"topic": "slow", "state": "pending", "error": None}
