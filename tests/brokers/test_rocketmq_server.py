@@ -1,5 +1,6 @@
 """The RocketMQ server of the tests, and the import of its client."""
 
+import asyncio
 import json
 import re
 import subprocess
@@ -34,15 +35,24 @@ def test_what_the_client_sends_is_stored_and_received(rocketmq: Topics, kind: st
     message.topic, message.body = topic, b"\x00\xff"
     if kind == "FIFO":
         message.message_group = "a"
-    configuration = client.ClientConfiguration(rocketmq.address, client.Credentials(), request_timeout=10)
-    producer = client.Producer(configuration)
-    producer.startup()
-    producer.send(message)
-    producer.shutdown()
+    _send(message, client.ClientConfiguration(rocketmq.address, client.Credentials(), request_timeout=10))
     (stored,) = rocketmq.stored(topic)
     assert (stored.body, stored.properties.get("__SHARDINGKEY")) == (b"\x00\xff", message.message_group)
     assert rocketmq.received(topic, group, 1) == [b"\x00\xff"]
     assert rocketmq.dead(group) == []
+
+
+def _send(message: client.Message, configuration: client.ClientConfiguration) -> None:
+    """Send with the client's own producer. It needs an event loop in the thread that sends, but sets one only
+    if that thread, and none of its own, opens the connection."""
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    producer = client.Producer(configuration)
+    producer.startup()
+    producer.send(message)
+    producer.shutdown()
+    asyncio.set_event_loop(None)
+    loop.close()
 
 
 def test_the_server_ignores_a_namespace(rocketmq: Topics) -> None:
@@ -51,11 +61,7 @@ def test_the_server_ignores_a_namespace(rocketmq: Topics) -> None:
     other = rocketmq.new(queues=1, name=f"team%{topic}")
     message = client.Message()
     message.topic, message.body = topic, b"x"
-    configuration = client.ClientConfiguration(rocketmq.address, client.Credentials(), "team", 10)
-    producer = client.Producer(configuration)
-    producer.startup()
-    producer.send(message)
-    producer.shutdown()
+    _send(message, client.ClientConfiguration(rocketmq.address, client.Credentials(), "team", 10))
     assert (len(rocketmq.stored(topic)), rocketmq.stored(other)) == (1, [])
 
 

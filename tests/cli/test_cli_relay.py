@@ -140,7 +140,7 @@ def test_told_to_end_while_the_database_is_away(engine: Engine, postgres: Databa
     finally:
         process.kill()
     assert process.returncode == (0 if command == "relay" else 4)
-    assert ("not known" in out) is (command == "drain")
+    assert ("an unknown number left" in out) is (command == "drain")
 
 
 def _until(is_so: Callable[[], object]) -> None:

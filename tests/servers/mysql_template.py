@@ -2,8 +2,9 @@
 
 import re
 from collections.abc import Callable, Iterable
+from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, text
+from sqlalchemy import URL, Connection, CursorResult, Engine, text
 from sqlalchemy.exc import DBAPIError
 
 
@@ -28,7 +29,7 @@ class MySQLTemplate:
         copy = str(url.database)
         with self._admin.connect() as connection:
             for table, created in self._tables.items():
-                connection.exec_driver_sql(created.replace(f"`{table}`", f"{copy}.`{table}`", 1))
+                _run(connection, created.replace(f"`{table}`", f"{copy}.`{table}`", 1))
             self._fill(connection, copy, self._filled)
         return url
 
@@ -49,7 +50,7 @@ class MySQLTemplate:
         try:
             connection.execute(text("SET SESSION innodb_lock_wait_timeout = 2"))
             for foreign in tables.keys() - self._tables.keys():
-                connection.execute(text(f"DROP TABLE {copy}.`{foreign}`"))
+                _run(connection, f"DROP TABLE {copy}.`{foreign}`")
             changed = [table for table in self._filled if not self._is_as_it_was(connection, copy, table)]
             for table in [*changed, *self._with_rows(connection, copy)]:
                 connection.execute(text(f"DELETE FROM {copy}.`{table}`"))
@@ -77,5 +78,10 @@ class MySQLTemplate:
 def _tables(connection: Connection, database: str) -> dict[str, str]:
     """The CREATE TABLE statement of each table, without its next AUTO_INCREMENT number."""
     names = sorted(connection.scalars(text(f"SHOW TABLES FROM {database}")))
-    shown = (connection.execute(text(f"SHOW CREATE TABLE {database}.`{table}`")).one()[1] for table in names)
+    shown = (_run(connection, f"SHOW CREATE TABLE {database}.`{table}`").one()[1] for table in names)
     return dict(zip(names, (re.sub(r" AUTO_INCREMENT=\d+", "", created) for created in shown), strict=True))
+
+
+def _run(connection: Connection, statement: str) -> CursorResult[*tuple[Any, ...]]:
+    """Run a statement with names that may contain ``:`` and ``%``."""
+    return connection.exec_driver_sql(statement, execution_options={"no_parameters": True})
