@@ -4,7 +4,6 @@ Both processes share the socket, or the SQLite file without each other's locks. 
 undo what the parent then commits, and closing the connection would end the parent's session.
 """
 
-import ctypes
 import os
 from typing import Any
 
@@ -33,6 +32,8 @@ def check(process: int) -> None:
 
 def abandon(handle: Connection | Session) -> None:
     """Neither roll back nor close it, not even when it is garbage-collected or the process ends."""
+    import ctypes  # here, because loading it takes time, and few programs fork inside a transaction
+
     # The `with` block around the handle closes it: this attribute hides the method.
     vars(handle)["close"] = _nothing
     # A reference that is never released: collecting the handle would return its connection to the pool.
