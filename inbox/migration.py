@@ -29,9 +29,9 @@ from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import InvalidOption, TransientError
 from inbox_outbox_base.tables.inbox import FEATURES, VERSION_TABLE
 
-from ._migrating import revisions, turns, version
+from ._migrating import one_at_a_time, revisions, version
+from ._migrating.one_at_a_time import check, turn
 from ._migrating.revisions import Features
-from ._migrating.turns import check, turn
 from ._migrating.version import current, forget_base
 
 __all__ = [
@@ -85,7 +85,7 @@ def migrate(
     """
     revisions.position(revision)
     wanted = revisions.checked(features)
-    deadline = time.monotonic() + turns.LOCK_WAIT
+    deadline = time.monotonic() + one_at_a_time.LOCK_WAIT
     while True:
         try:
             _migrate(engine, revision, schema, wanted)
@@ -93,7 +93,9 @@ def migrate(
             if not codes.ends_wait(error):
                 raise
             if not migrating(engine.dialect.name).starts_over or time.monotonic() > deadline:
-                raise TransientError(f"a table has been locked for {turns.LOCK_WAIT} seconds") from error
+                raise TransientError(
+                    f"a table has been locked for {one_at_a_time.LOCK_WAIT} seconds"
+                ) from error
         else:
             return
         time.sleep(_PAUSE)

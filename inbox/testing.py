@@ -3,7 +3,7 @@
 import pytest
 
 # Before the import: a failed test then shows the values.
-pytest.register_assert_rewrite("inbox_outbox_base.brokers.suite", "inbox._testing")
+pytest.register_assert_rewrite("inbox_outbox_base.brokers.conformance", "inbox._testing")
 
 from inbox._testing.suite import ConsumerSuite  # noqa: E402
 

@@ -23,10 +23,10 @@ from inbox_outbox_base.words.outgoing import (
     Unavailable,
     Unknown,
 )
+from outbox._operating.actions import drop, pause, purge_dead, resume, retry, retry_all
 from outbox._operating.audit import Audit, audit
 from outbox._operating.audit_parts import Missing
 from outbox._operating.bucket_count import set_bucket_count
-from outbox._operating.operate import drop, pause, purge_dead, resume, retry, retry_all
 from outbox._operating.peek import peek
 from outbox._operating.status import GenerationStatus, OutboxStatus, RelayStatus, is_drained, status
 from outbox._operating.stored_message import MessageState, StoredMessage

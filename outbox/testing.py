@@ -3,7 +3,7 @@
 import pytest
 
 # Before the import: a failed test then shows the values.
-pytest.register_assert_rewrite("inbox_outbox_base.brokers.suite", "outbox._testing")
+pytest.register_assert_rewrite("inbox_outbox_base.brokers.conformance", "outbox._testing")
 
 from outbox._testing.suite import PublisherSuite  # noqa: E402
 

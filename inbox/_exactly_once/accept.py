@@ -15,7 +15,7 @@ from inbox_outbox_base.checks.keys import Key, digest, encode_key, is_mismatch
 from inbox_outbox_base.databases import taking_statements
 from inbox_outbox_base.databases.missing import raise_clearer
 from inbox_outbox_base.databases.taking import Attempt, KeyBatch, KeyRow, Stored, Taking
-from inbox_outbox_base.errors.fault import OWN
+from inbox_outbox_base.errors.blame import OWN
 from inbox_outbox_base.errors.inbox import PolicyConflict, TablesMissing
 from inbox_outbox_base.tables.inbox import Tables
 from inbox_outbox_base.transactions.joining import database_to_join

@@ -14,9 +14,9 @@ from inbox_outbox_base.checks.extras import check_greenlet
 from inbox_outbox_base.checks.keys import Key, digest, encode_key
 from inbox_outbox_base.checks.retention import Retention
 from inbox_outbox_base.databases.taking import Attempt
-from inbox_outbox_base.errors.fault import is_worth_another_try
+from inbox_outbox_base.errors.blame import is_worth_another_try
 from inbox_outbox_base.errors.inbox import InvalidOption, NotTaken
-from inbox_outbox_base.errors.refusal import OnRefusal, raise_refusal
+from inbox_outbox_base.errors.not_taken import OnRefusal, raise_refusal
 from inbox_outbox_base.monitoring.events import OF_VERDICT, Event, EventKind, Hook, Hooks, describe
 from inbox_outbox_base.tables.inbox import tables
 from inbox_outbox_base.transactions.policy import Declaration

@@ -11,13 +11,13 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session, scoped_session
 
 from inbox._listening.listener import Listener
-from inbox._listening.listens import Listens
+from inbox._listening.listener_factory import Listens
 from inbox._listening.outcome import Outcome
 from inbox._operating.purge import Purged, purge
 from inbox_outbox_base.calls.retry import retry
 from inbox_outbox_base.checks import options
 from inbox_outbox_base.checks.keys import Key
-from inbox_outbox_base.errors.fault import OWN
+from inbox_outbox_base.errors.blame import OWN
 from inbox_outbox_base.errors.inbox import InvalidOption
 from inbox_outbox_base.transactions import failed_commit
 from inbox_outbox_base.transactions.durability import looking_at

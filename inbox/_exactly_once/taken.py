@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session, SessionTransaction
 from inbox_outbox_base.checks.results import encode_result
 from inbox_outbox_base.databases import taking_statements
 from inbox_outbox_base.databases.taking import Attempt, Stored
-from inbox_outbox_base.errors.fault import OWN
+from inbox_outbox_base.errors.blame import OWN
 from inbox_outbox_base.errors.inbox import InvalidOption, TransactionEnded
 from inbox_outbox_base.transactions import failed_commit
 from inbox_outbox_base.transactions.savepoints import innermost, number

@@ -21,7 +21,7 @@ from inbox_outbox_base.databases import taking_statements
 from inbox_outbox_base.databases.registry import database_of
 from inbox_outbox_base.databases.taking import Attempt, Stored
 from inbox_outbox_base.errors import codes
-from inbox_outbox_base.errors.fault import COMMIT, OWN
+from inbox_outbox_base.errors.blame import COMMIT, OWN
 from inbox_outbox_base.errors.inbox import CommitLost, TransactionAborted, TransactionEnded
 from inbox_outbox_base.monitoring.events import OF_VERDICT, Event, EventKind, Hooks
 from inbox_outbox_base.transactions import ending, failed_commit, forked

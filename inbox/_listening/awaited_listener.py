@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TypeVar
 
-from .in_threads import InThreads
 from .outcome import Decisions, Outcome
+from .thread_listener_base import InThreads
 
 M = TypeVar("M")
 

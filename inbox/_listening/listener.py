@@ -7,8 +7,8 @@ from typing import TypeVar
 from inbox_outbox_base.calls.signals import SignalSafeEvent
 from inbox_outbox_base.errors.inbox import InvalidOption
 
-from .in_threads import InThreads
 from .outcome import Decisions, Outcome
+from .thread_listener_base import InThreads
 
 M = TypeVar("M")
 

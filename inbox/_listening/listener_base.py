@@ -13,7 +13,7 @@ from typing import Any, Literal
 from inbox_outbox_base.calls.signals import is_stopping, stopping
 from inbox_outbox_base.checks import options
 from inbox_outbox_base.checks.backoff import Backoff
-from inbox_outbox_base.errors.fault import is_own
+from inbox_outbox_base.errors.blame import is_own
 from inbox_outbox_base.errors.inbox import GiveUp, InvalidOption, InvalidResult, LeaseLost, NotTaken
 from inbox_outbox_base.monitoring.events import stored
 from inbox_outbox_base.words.incoming import Verdict

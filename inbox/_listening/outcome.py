@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal
 
-from inbox_outbox_base.errors import fault
+from inbox_outbox_base.errors import blame
 from inbox_outbox_base.words.incoming import Verdict
 
 TooOld = Literal["dead_letter", "ack"]
@@ -34,7 +34,7 @@ class Outcome:
             self.error is not None
             and self.verdict is Verdict.NEW
             and self.retry_after is None
-            and fault.is_failure(self.error)
+            and blame.is_failure(self.error)
         )
 
 

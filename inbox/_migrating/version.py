@@ -10,7 +10,7 @@ from inbox_outbox_base.errors.inbox import UnsupportedDatabase
 from inbox_outbox_base.tables.inbox import VERSION_TABLE, tables
 
 from . import revisions
-from .turns import make_schema
+from .one_at_a_time import make_schema
 
 
 def current(connection: Connection, schema: str | None = None) -> str | None:

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from inbox._listening.async_listener import AsyncListener
-from inbox._listening.listens import Listens
+from inbox._listening.listener_factory import Listens
 from inbox._listening.outcome import Outcome
 from inbox_outbox_base.calls.async_calls import begin, checkpoint, run, uninterrupted
 from inbox_outbox_base.calls.signals import as_failure, original

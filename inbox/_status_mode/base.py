@@ -15,9 +15,9 @@ from inbox_outbox_base.checks.extras import check_greenlet
 from inbox_outbox_base.checks.keys import Key, digest, encode_key
 from inbox_outbox_base.checks.results import compact_json
 from inbox_outbox_base.checks.retention import Retention
-from inbox_outbox_base.errors.fault import OWN
+from inbox_outbox_base.errors.blame import OWN
 from inbox_outbox_base.errors.inbox import InvalidKey, InvalidOption, StoreUnreachable
-from inbox_outbox_base.errors.refusal import OnRefusal, raise_refusal
+from inbox_outbox_base.errors.not_taken import OnRefusal, raise_refusal
 from inbox_outbox_base.monitoring.events import OF_VERDICT, Event, Hook, Hooks
 from inbox_outbox_base.transactions.policy import DEAD_RETENTION
 from inbox_outbox_base.words.incoming import Verdict

@@ -9,7 +9,7 @@ from typing import Any
 from inbox._listening.outcome import Outcome
 from inbox_outbox_base.calls.signals import is_interruption
 from inbox_outbox_base.checks.results import encode_result
-from inbox_outbox_base.errors.fault import is_own
+from inbox_outbox_base.errors.blame import is_own
 from inbox_outbox_base.errors.inbox import InvalidOption, LeaseLost
 from inbox_outbox_base.words.incoming import Verdict
 

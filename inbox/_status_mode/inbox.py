@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from inbox._listening.listener import Listener
-from inbox._listening.listens import Listens
+from inbox._listening.listener_factory import Listens
 from inbox._listening.outcome import Outcome
 from inbox_outbox_base.calls.signals import as_failure, original
 from inbox_outbox_base.checks.keys import Key

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from inbox_outbox_base.errors.fault import OWN
+from inbox_outbox_base.errors.blame import OWN
 from inbox_outbox_base.errors.inbox import LeaseLost
 from inbox_outbox_base.monitoring.events import Event, EventKind, Hooks
 

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session, SessionTransaction
 
 from inbox_outbox_base.databases.registry import database_of
 from inbox_outbox_base.errors import codes
-from inbox_outbox_base.errors.fault import COMMIT, OWN
+from inbox_outbox_base.errors.blame import COMMIT, OWN
 from inbox_outbox_base.errors.inbox import (
     CommitLost,
     InvalidOption,

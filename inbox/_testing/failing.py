@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy.engine import make_url
 
-from inbox_outbox_base.brokers.suite import Running
+from inbox_outbox_base.brokers.conformance import Running
 from inbox_outbox_base.checks.backoff import Backoff
 from inbox_outbox_base.words.incoming import Delivery
 

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy.engine import URL, Engine, make_url
 
 from inbox._listening.outcome import Outcome
-from inbox_outbox_base.brokers.suite import Running, Suite
+from inbox_outbox_base.brokers.conformance import Running, Suite
 from inbox_outbox_base.words.incoming import Delivery, Verdict
 from inbox_outbox_base.words.outgoing import Envelope
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy.engine import URL, Engine
 
-from inbox_outbox_base.brokers.suite import Running
+from inbox_outbox_base.brokers.conformance import Running
 from inbox_outbox_base.words.incoming import Delivery
 
 from .handlers import Mode, async_engine_on, async_handler, engine_on, handler

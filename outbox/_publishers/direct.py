@@ -8,8 +8,8 @@ from typing import Any, Generic, TypeVar
 from inbox import Action, AsyncListener, Decision, Delivery, Listener
 from inbox import Outcome as InboxOutcome
 from inbox_outbox_base.checks import outbox_options
+from inbox_outbox_base.errors.blame import is_own
 from inbox_outbox_base.errors.codes import is_passing
-from inbox_outbox_base.errors.fault import is_own
 from inbox_outbox_base.errors.outbox import InvalidOption
 from inbox_outbox_base.words.outgoing import ACCEPTED, Envelope, Failed, Outcome, Refused, Unavailable
 

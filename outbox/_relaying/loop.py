@@ -28,7 +28,7 @@ from outbox._relaying.sending.lanes import MOST_FLIGHTS, TopicLanes
 from outbox._waking.listen_connector import listen_connector_of
 from outbox._waking.waiting import WakeUp
 
-from .flights import Flights
+from .in_flight import Flights
 from .journal import RelayJournal
 from .lease import RelayLease
 from .rounds import Retired, Rounds

@@ -24,8 +24,8 @@ from outbox._waking.hints import CHORES, notify
 
 from . import chores
 from .members import Members
+from .old_buckets import Retirement
 from .report import Report
-from .retiring import Retirement
 from .settings import RelaySettings
 from .settle import Settlement
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from inbox_outbox_base.brokers.suite import Running
+from inbox_outbox_base.brokers.conformance import Running
 from inbox_outbox_base.errors.outbox import UnsafeBroker
 from inbox_outbox_base.words.outgoing import ACCEPTED, Envelope, Outcome, Unavailable, Unknown
 from outbox._publishers.publisher import Publisher

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 from inbox import Delivery
-from inbox_outbox_base.brokers.suite import Suite, each_once
+from inbox_outbox_base.brokers.conformance import Suite, each_once
 from inbox_outbox_base.words.outgoing import ACCEPTED, Accepted, Envelope, Outcome
 from outbox._publishing.ids import new_id
 

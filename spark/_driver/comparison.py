@@ -12,14 +12,14 @@ from inbox_outbox_base.databases.registry import loading
 from inbox_outbox_base.errors.spark import ColumnMismatch
 from inbox_outbox_base.tables.inbox import tables
 from spark._executor.columns import check_key
+from spark._executor.compare_partition import Compared, compared, compared_columns, needed
 from spark._executor.connect import engine_of, transaction
-from spark._executor.reconcile import Compared, compared, compared_columns, needed
 from spark._executor.reconciliation import Difference, Reconciliation
 from spark._options.session import arrow_schema, only
 from spark._options.settings import WriterSettings
 
 from .job import PATIENCE, check_tables
-from .ship import shipped
+from .send_code import shipped
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

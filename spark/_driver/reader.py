@@ -18,7 +18,7 @@ from spark._options.reading import COLUMNS, Reading
 from spark._options.session import arrow_schema
 
 from .job import PATIENCE, check_tables
-from .ship import sent
+from .send_code import sent
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter

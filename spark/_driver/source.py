@@ -28,7 +28,7 @@ from spark._options.settings import WriterSettings, checked
 
 from .job import Job
 from .reader import columns, reader
-from .ship import sent
+from .send_code import sent
 
 try:
     from pyspark.sql.datasource import DataSourceStreamArrowWriter

@@ -22,8 +22,8 @@ from spark._options.settings import WriterSettings, check_given, checked
 
 from .comparison import reconcile
 from .job import Job
-from .ship import shipped
-from .telling import described, log_report, observed
+from .send_code import shipped
+from .spark_ui import described, log_report, observed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

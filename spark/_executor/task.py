@@ -23,13 +23,13 @@ from spark._options.settings import WriterSettings
 from . import ledger
 from .connect import committed, engine_of
 from .filling import Filling
-from .intact import check_open, intact
 from .keys import Fingerprint, encode
 from .ledger import LedgerEntry
 from .mismatches import Mismatches, digests, mismatches
 from .publishing import PartitionMessages
 from .report import RowCounts
 from .spool import DIGEST, KEY, Spool
+from .transaction_check import check_open, intact
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,7 +98,7 @@ def test_a_delay_lets_others_pass(queues: Queues, monkeypatch: pytest.MonkeyPatc
     """A message that waits for its next attempt does not count towards the prefetch: later messages are
     handled meanwhile, even with a prefetch of one. A message with a shorter delay comes back earlier."""
     # Otherwise the first message of a new queue counts until a crash can no longer lose the queue.
-    monkeypatch.setattr("inbox._consuming.rabbitmq.companions._AGE", 0)
+    monkeypatch.setattr("inbox._consuming.rabbitmq.companion_queues._AGE", 0)
     queue, seen = queues.new(), list[str]()
     delays = {"long": 1.9, "short": 0.2}
 

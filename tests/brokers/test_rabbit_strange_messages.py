@@ -28,7 +28,7 @@ NEW = Outcome(Verdict.NEW)
 def test_what_the_client_cannot_read_is_taken(queues: Queues, monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages with times in microseconds, invalid UTF-8 and all types of numbers are handled, delayed and
     stored as dead letters like others. Their headers do not change."""
-    monkeypatch.setattr("inbox._consuming.rabbitmq.companions._AGE", 0)
+    monkeypatch.setattr("inbox._consuming.rabbitmq.companion_queues._AGE", 0)
     queue, seen = queues.new(), list[Delivery]()
     city = b"Z\xfcrich"
     strange: dict[str, bytes] = {

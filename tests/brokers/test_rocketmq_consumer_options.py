@@ -9,11 +9,11 @@ import pytest
 
 from examples.embedded_postgres import free_port
 from inbox import Decision, Delivery, Outcome, Verdict
-from inbox._consuming.rocketmq import sources
+from inbox._consuming.rocketmq import proxies
 from inbox._consuming.rocketmq.delivery import delivery_of
 from inbox._consuming.rocketmq.held import HeldMessage
 from inbox._consuming.rocketmq.link import Membership
-from inbox._consuming.rocketmq.source import Source
+from inbox._consuming.rocketmq.proxy import Source
 from inbox.errors import InvalidOption
 from inbox.rocketmq import AsyncRocketMQConsumer, RocketMQConsumer
 from inbox_outbox_base.brokers.rocketmq.address import parse
@@ -137,7 +137,7 @@ def test_a_broker_that_is_new(rocketmq: Topics) -> None:
 
     async def receive() -> list[bytes]:
         member = Membership(parse(url_of(rocketmq.address)), group, {first: "*", second: "*"})
-        ((endpoints, queues),) = (await sources.find(member)).values()
+        ((endpoints, queues),) = (await proxies.find(member)).values()
         by_topic = {queue.topic.name: queue for queue in queues}
         received: asyncio.Queue[HeldMessage] = asyncio.Queue()
         stopping = asyncio.Event()

@@ -14,7 +14,7 @@ from sqlalchemy import Engine, Table, create_engine, delete, func, insert, inspe
 from sqlalchemy.exc import DBAPIError
 
 from inbox import Inbox, Verdict, migration, show
-from inbox._migrating import turns
+from inbox._migrating import one_at_a_time
 from inbox.errors import InvalidOption, TransientError, UnsupportedDatabase
 from inbox.schema import REVISION, STATUS_RULES, VERSION_TABLE, metadata, tables
 from inbox_outbox_base.tables.outbox import DEAD_RULES, MESSAGE_RULES
@@ -195,7 +195,7 @@ def test_a_failure_leaves_no_trace(database: Database) -> None:
 def test_a_migration_that_waits_too_long_says_so(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """On MySQL and MariaDB, where GET_LOCK times out without an error, a migration that waits too long for
     the lock raises an error that says so, and does nothing."""
-    monkeypatch.setattr(turns, "LOCK_WAIT", 1)
+    monkeypatch.setattr(one_at_a_time, "LOCK_WAIT", 1)
     engine = database.engine()
     with engine.connect() as connection:
         connection.execute(select(func.get_lock(VERSION_TABLE, 10)))

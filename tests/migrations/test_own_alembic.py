@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Connection, Engine, func, insert, inspect, select
 
 from inbox import Inbox, Verdict, migration
-from inbox._migrating import turns
+from inbox._migrating import one_at_a_time
 from inbox._migrating.revisions import revisions
 from inbox.errors import InvalidOption, TransientError, UnsupportedDatabase
 from inbox.schema import FEATURES, REVISION, VERSION_TABLE, metadata, metadata_for, tables
@@ -234,8 +234,8 @@ def test_a_locked_table_does_not_hold_a_migration_for_ever(
     """A migration that cannot lock a table gives up with a transient error, at a revision from which the next
     one can continue. On PostgreSQL other sessions can use the table in between, even if they came after the
     migration."""
-    monkeypatch.setattr(turns, "LOCK_WAIT", 3)
-    monkeypatch.setattr(turns, "TABLE_WAIT", 1)
+    monkeypatch.setattr(one_at_a_time, "LOCK_WAIT", 3)
+    monkeypatch.setattr(one_at_a_time, "TABLE_WAIT", 1)
     engine = migrated.engine()
     looks: list[int] = []
     stop = threading.Event()
@@ -267,7 +267,7 @@ def test_a_migration_goes_on_once_the_table_is_free(
     postgres: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the table is free again within the time limit, the migration succeeds."""
-    monkeypatch.setattr(turns, "TABLE_WAIT", 1)
+    monkeypatch.setattr(one_at_a_time, "TABLE_WAIT", 1)
     with busy(postgres.engine()) as holder:
         free = threading.Timer(2, holder.rollback)
         free.start()
@@ -280,9 +280,9 @@ def test_somebody_else_s_migration_is_waited_for_with_a_bound(
     postgres: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On PostgreSQL a migration waits only a limited time for another one that hangs."""
-    monkeypatch.setattr(turns, "LOCK_WAIT", 1)
+    monkeypatch.setattr(one_at_a_time, "LOCK_WAIT", 1)
     with (
-        turns.turn(postgres.engine()),
+        one_at_a_time.turn(postgres.engine()),
         pytest.raises(TransientError, match="another migration has been running for 1"),
     ):
         migration.migrate(postgres.engine())

@@ -74,7 +74,7 @@ BASE_OF_ONE = {
     "checks.backoff",
     "checks.results",
     "databases.arrow",
-    "errors.refusal",
+    "errors.not_taken",
     "monitoring.log",
     "transactions.ending",
     "transactions.forked",

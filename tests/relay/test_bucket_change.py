@@ -20,8 +20,8 @@ from outbox._operating import bucket_count
 from outbox._operating.transact import transact
 from outbox._publishing import buckets
 from outbox._publishing.buckets import Generation, bucket_of, newest
-from outbox._relaying import retiring
-from outbox._relaying.retiring import Retirement
+from outbox._relaying import old_buckets
+from outbox._relaying.old_buckets import Retirement
 from outbox.errors import InvalidOption, RelayRunning, WrongBucketCount, WrongState
 from outbox.schema import BUCKETS
 from tests.support.database import Database
@@ -302,7 +302,7 @@ def test_old_buckets_are_kept_as_long_as_they_are_used(engine: Engine, step: Cal
 @on("sqlite", "postgresql")
 def test_a_relay_deletes_old_buckets_by_itself(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Relays delete old buckets without being asked; afterwards all relays share the remaining buckets."""
-    monkeypatch.setattr(retiring, "_EVERY", 0.0)
+    monkeypatch.setattr(old_buckets, "_EVERY", 0.0)
     set_bucket_count(engine, len(NEW))
     let_time_pass(engine)
     with running(Relay(engine, Recorder(), poll=0.05)), running(Relay(engine, Recorder(), poll=0.05)):

@@ -13,7 +13,7 @@ from sqlalchemy.exc import NotSupportedError
 from inbox.errors import InvalidOption
 from inbox_outbox_base.databases.results import Append, Upsert
 from spark._driver.comparison import check, summary
-from spark._executor.reconcile import compared
+from spark._executor.compare_partition import compared
 from spark._executor.task import run_task
 from spark._options.settings import checked
 from spark.errors import InvalidRow

@@ -10,7 +10,7 @@ from inbox import Inbox
 from inbox.schema import tables
 from spark import Reconciliation, Statements, Upsert
 from spark._driver.comparison import check, summary
-from spark._executor.reconcile import compared
+from spark._executor.compare_partition import compared
 from spark.errors import ColumnMismatch, InvalidRow
 from tests.spark.test_own_key import APPEND, BALANCE, UPSERT, balances, events
 from tests.spark.test_own_key import METADATA as OWN_KEY

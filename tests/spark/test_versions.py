@@ -14,7 +14,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from inbox.errors import InvalidOption
 from spark import InboxDataSource
-from spark._driver.ship import shipped
+from spark._driver.send_code import shipped
 from spark.errors import VersionMismatch
 from tests.support.database import Database
 

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from inbox._listening.async_listener import AsyncListener
 from inbox._listening.listener import Listener
 from inbox._listening.outcome import Decision, Decisions, Outcome
-from inbox._listening.threads import in_thread
+from inbox._listening.thread_pool import in_thread
 from inbox_outbox_base.checks.extras import brought_by
 from inbox_outbox_base.errors.inbox import InvalidOption
 from inbox_outbox_base.words.incoming import Delivery

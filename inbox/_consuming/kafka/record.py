@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
 
-from inbox._consuming.foreign_events import event_id
+from inbox._consuming.cloud_events import event_id
 from inbox_outbox_base.words.incoming import Delivery
 
 _log = logging.getLogger("inbox.kafka")

@@ -23,7 +23,7 @@ from inbox_outbox_base.checks.options import count, flag
 from inbox_outbox_base.errors.inbox import InvalidOption
 from inbox_outbox_base.words.incoming import Delivery
 
-from .companions import Companions
+from .companion_queues import Companions
 from .delivery import delivery_of, failures_of
 from .frames import MendingTransport
 from .settle import Settler

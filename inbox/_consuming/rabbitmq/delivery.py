@@ -11,7 +11,7 @@ from aiormq.abc import DeliveredMessage
 from pamqp import decode, encode
 from pamqp.commands import Basic
 
-from inbox._consuming.foreign_events import event_id
+from inbox._consuming.cloud_events import event_id
 from inbox_outbox_base.words.incoming import Delivery
 
 ATTEMPT = "inbox-attempt"

@@ -9,7 +9,7 @@ from aiormq.abc import DeliveredMessage
 from inbox._listening.outcome import Action, Decision
 from inbox_outbox_base.words.incoming import Delivery
 
-from .companions import Companions
+from .companion_queues import Companions
 from .delivery import failures_of, frame_of
 
 _log = logging.getLogger("inbox.rabbitmq")

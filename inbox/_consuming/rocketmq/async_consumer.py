@@ -20,13 +20,13 @@ from inbox_outbox_base.calls.signals import as_failure, stopping
 from inbox_outbox_base.errors.inbox import InvalidOption
 from inbox_outbox_base.words.incoming import Delivery
 
-from . import options, sources
-from .chains import Chains
+from . import options, proxies
 from .dead_letters import dead_letter as letter_of
 from .delivery import is_damaged
 from .held import HeldMessage
+from .key_order import Chains
 from .link import GroupSettings
-from .source import Source
+from .proxy import Source
 
 _log = logging.getLogger("inbox.rocketmq")
 _TURNS = 6
@@ -82,7 +82,7 @@ class AsyncRocketMQConsumer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = asyncio.Event()
         self._failure: BaseException | None = None
-        self._sources = sources.Sources(self._member, self._source, self._start)
+        self._sources = proxies.Sources(self._member, self._source, self._start)
         self._chains = Chains(self._handle)
         self._running: dict[int, HeldMessage] = {}
         self._works: set[asyncio.Task[None]] = set()
@@ -146,7 +146,7 @@ class AsyncRocketMQConsumer:
         while not self.stopped:
             try:
                 await self._sources.connect(self._dead_letter)
-            except sources.NoSuchTopic as error:
+            except proxies.NoSuchTopic as error:
                 if asyncio.get_running_loop().time() > patience:
                     raise
                 _log.warning("%s yet, asking again", error)

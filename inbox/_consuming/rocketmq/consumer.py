@@ -12,7 +12,7 @@ from typing import Any, Unpack
 from inbox._listening.awaited_listener import AwaitedListener
 from inbox._listening.options import ListenerOptions
 from inbox._listening.outcome import Decision, Outcome
-from inbox._listening.threads import in_thread
+from inbox._listening.thread_pool import in_thread
 from inbox_outbox_base.brokers.rocketmq import forking
 from inbox_outbox_base.checks.extras import brought_by
 from inbox_outbox_base.errors.inbox import InvalidOption

@@ -7,7 +7,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
-from inbox._consuming.foreign_events import event_id
+from inbox._consuming.cloud_events import event_id
 from inbox_outbox_base.brokers.rocketmq.client import protocol
 from inbox_outbox_base.brokers.rocketmq.message import CONTENT_TYPE, CREATED_AT, EMPTY, ID, KEY
 from inbox_outbox_base.brokers.rocketmq.properties import decode

@@ -22,7 +22,6 @@ from inbox_outbox_base.transactions.policy import Declaration
 from inbox_outbox_base.words.incoming import Status, Verdict
 
 from . import sql_rows as rows
-from .bound import Call, Watchdog
 from .records import (
     Change,
     ClaimAnswer,
@@ -36,6 +35,7 @@ from .records import (
     successor,
 )
 from .store import Store
+from .time_limit import Call, Watchdog
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine

@@ -14,7 +14,7 @@ from inbox_outbox_base.errors.inbox import StoreUnreachable
 from inbox_outbox_base.transactions.policy import Declaration
 from inbox_outbox_base.words.incoming import Status
 
-from .late import LateEnds
+from .late_ends import LateEnds
 from .records import Change, ClaimAnswer, HeldRecord, Record, Request
 
 T = TypeVar("T")

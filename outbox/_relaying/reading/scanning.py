@@ -16,10 +16,10 @@ from outbox._relaying.sending.lanes import TopicLane, TopicLanes
 from outbox._relaying.settings import RelaySettings
 
 from .backlog import Backlog, BacklogEntry
+from .bucket_change import Crossings
 from .choosing import Sifter
-from .crossings import Crossings
-from .frontier import Frontier
 from .payloads import Loader
+from .read_up_to import Frontier
 from .scan_starts import Skips
 
 MOST_KNOWN = 200_000

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from inbox import Backoff
 from outbox import Accepted, Envelope, Outbox, Outcome, Relay, Unavailable, Unknown
 from outbox._publishing import buckets
-from outbox._relaying import retiring
+from outbox._relaying import old_buckets
 
 from .crashes import open_engine
 
@@ -92,7 +92,7 @@ def read(path: Path, kind: Callable[..., T]) -> list[T]:
 def relaying(pipe: Pipe, url: URL, path: str, seed: int) -> None:
     """Relay into the file until it is killed."""
     random.seed(seed)
-    retiring.KEPT, retiring._EVERY = KEPT, 0.5
+    old_buckets.KEPT, old_buckets._EVERY = KEPT, 0.5
     options: dict[str, Any] = {"max_attempts": 100_000, "backoff": Backoff(first=0.02, longest=0.3)}
     publisher = File(path, 0.05, ordered=bool(seed % 2))
     pipe.send(os.getpid())

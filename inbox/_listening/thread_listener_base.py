@@ -6,7 +6,7 @@ from functools import partial
 
 from inbox_outbox_base.calls.signals import as_failure
 
-from . import threads
+from . import thread_pool
 from .lanes import JobBatch, MessageJob
 from .listener_base import STOPPING, ListenerBase, caught, checked
 from .outcome import Action, Decision, Outcome
@@ -44,7 +44,7 @@ class InThreads(ListenerBase):
 
     def _begin(self, jobs: Iterable[MessageJob]) -> None:
         for job in jobs:
-            threads.begin(partial(self._work, job))
+            thread_pool.begin(partial(self._work, job))
 
     def _work(self, job: MessageJob) -> Callable[[], None]:
         return partial(self._ended, job, job.context.run(self._settled, job))

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from inbox import Action, Listener, Outcome, Verdict
-from inbox._listening import threads
-from inbox._listening.threads import in_thread
+from inbox._listening import thread_pool
+from inbox._listening.thread_pool import in_thread
 from tests.support.processes import wait_until
 from tests.support.program import run
 
@@ -48,7 +48,7 @@ def used() -> Iterator[list[threading.Thread]]:
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "_IDLE", 0.5)
+    monkeypatch.setattr(thread_pool, "_IDLE", 0.5)
 
 
 def test_a_thread_is_used_again(used: list[threading.Thread]) -> None:
@@ -145,7 +145,7 @@ def test_a_listener_uses_its_threads_again(
     used: list[threading.Thread], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ten thousand messages, one after the other and four at a time, do not need a thread each."""
-    monkeypatch.setattr(threads, "_IDLE", 5.0)
+    monkeypatch.setattr(thread_pool, "_IDLE", 5.0)
 
     def handle(_: int) -> Outcome:
         used.append(threading.current_thread())
@@ -186,7 +186,7 @@ def test_an_idle_thread_keeps_no_message(
 ) -> None:
     """Once a message is decided, the thread that waits for the next one has nothing of it, be it the thread's
     first message or not."""
-    monkeypatch.setattr(threads, "_IDLE", 60.0)
+    monkeypatch.setattr(thread_pool, "_IDLE", 60.0)
 
     def handle(_: object) -> Outcome:
         used.append(threading.current_thread())
@@ -198,7 +198,7 @@ def test_an_idle_thread_keeps_no_message(
         else:
             asyncio.run(_awaited(handle, message))
 
-    wait_until(lambda: not threads._idle)  # those of other tests would not have their first message here
+    wait_until(lambda: not thread_pool._idle)  # those of other tests would not have their first message here
     seen = list[weakref.ref[Message]]()
     for _ in range(number):
         message = Message()
@@ -208,7 +208,7 @@ def test_an_idle_thread_keeps_no_message(
     wait_until(lambda: gc.collect() >= 0 and not any(each() for each in seen))
     assert len(set(used)) == 1
     assert used[0].is_alive()
-    monkeypatch.setattr(threads, "_IDLE", 0.1)
+    monkeypatch.setattr(thread_pool, "_IDLE", 0.1)
     decide(Message())  # which lets the thread end
 
 

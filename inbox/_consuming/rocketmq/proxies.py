@@ -10,7 +10,7 @@ from inbox_outbox_base.errors.inbox import InvalidOption
 
 from .held import HeldMessage
 from .link import Calls, Membership, Refusal
-from .source import FAILURES, Source
+from .proxy import FAILURES, Source
 
 _log = logging.getLogger("inbox.rocketmq")
 _UNKNOWN = {protocol.Code.TOPIC_NOT_FOUND, protocol.Code.NOT_FOUND}

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 from inbox_outbox_base.databases.letter import Letter
 from inbox_outbox_base.databases.relaying import ScanResult, Writers
-from outbox._relaying.reading.frontier import Frontier
+from outbox._relaying.reading.read_up_to import Frontier
 
 
 def letter(bucket: int, sequence: int) -> Letter:
