@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import KafkaException
 
 from inbox._consuming.kafka.record import delivery_of
-from outbox import Accepted, AsyncPublisher, Envelope, Refused, Unavailable
+from outbox import Accepted, AsyncPublisher, Envelope, Unavailable
 from outbox.errors import InvalidOption, UnsafeBroker
 from outbox.kafka import AsyncKafkaPublisher, KafkaPublisher
 from tests.support.answers import published, published_awaited
@@ -78,34 +78,6 @@ def test_a_waiting_message_is_not_old(topics: Topics) -> None:
     assert record.timestamp()[1] >= int(before.timestamp() * 1_000)
 
 
-def test_order_of_a_key(topics: Topics) -> None:
-    """Messages of a key are in one partition, in the order in which they were sent."""
-    topic, sender = topics.new(partitions=3), publisher(topics)
-    for number in range(30):
-        batch = [envelope(topic, f"{number}", f"key-{key}") for key in range(10)]
-        assert published(sender, batch) == [Accepted()] * 10
-    by_key: dict[bytes | None, list[str]] = {}
-    for record in topics.log(topic):
-        by_key.setdefault(record.key(), []).append((record.value() or b"").decode())
-    assert len(by_key) == 10
-    assert all(written == [str(number) for number in range(30)] for written in by_key.values())
-
-
-def test_topics_that_take_nothing(topics: Topics) -> None:
-    """Messages to a missing topic are unavailable, since it may be created. Messages to an invalid topic name
-    are refused. Another topic goes on."""
-    topic, sender = topics.new(), publisher(topics)
-    for name, outcome in (
-        ("missing-" + topic, Unavailable),
-        ("no topic: name", Refused),
-        ("long" * 200, Refused),
-        (topic, Accepted),
-    ):
-        batch = [envelope(name, "a", "1"), envelope(name, "b")]
-        assert [type(each) for each in published(sender, batch)] == [outcome] * 2
-    assert sorted(values(topics.log(topic))) == ["a", "b"]
-
-
 def test_a_missing_topic_is_made(topics: Topics) -> None:
     """Once a missing topic is created, the same publisher writes to it."""
     sender = publisher(topics, topic_metadata_propagation_max_ms=500)
@@ -115,44 +87,6 @@ def test_a_missing_topic_is_made(topics: Topics) -> None:
     topics.make(f"{first}-later")
     wait_until(lambda: published(sender, missing) == [Accepted()])
     assert values(topics.log(f"{first}-later")) == ["a"]
-
-
-def test_too_large_for_its_own_sake(topics: Topics) -> None:
-    """Kafka rejects a whole request if one message or their sum is too large. Only a message that is too
-    large by itself is refused; all others are written once."""
-    topic = topics.new(max_message_bytes="2000")
-    batch = [envelope(topic, f"{number}" * 900, f"{number}") for number in range(8)]
-    batch[3] = envelope(topic, "x" * 5_000, "3")
-    outcomes = published(publisher(topics), batch)
-    assert [type(each) for each in outcomes] == [Refused if i == 3 else Accepted for i in range(8)]
-    assert "MSG_SIZE_TOO_LARGE" in outcomes[3].reason  # type: ignore[union-attr]
-    assert sorted(value[0] for value in values(topics.log(topic))) == list("0124567")
-
-
-def test_too_large_for_the_client(topics: Topics) -> None:
-    """A message larger than the client's own limit is refused, and the others are written."""
-    topic = topics.new()
-    batch = [envelope(topic, "x" * 2_000_000, "1"), envelope(topic, "b", "2")]
-    assert [type(each) for each in published(publisher(topics), batch)] == [Refused, Accepted]
-    assert values(topics.log(topic)) == ["b"]
-
-
-def test_a_record_that_the_topic_cannot_have(topics: Topics) -> None:
-    """A compacted topic rejects messages without a key. The other messages of the request are written."""
-    topic = topics.new(cleanup_policy="compact")
-    batch = [envelope(topic, "a", "1"), envelope(topic, "b"), envelope(topic, "c", "3")]
-    outcomes = published(publisher(topics), batch)
-    assert [type(each) for each in outcomes] == [Accepted, Refused, Accepted]
-    assert values(topics.log(topic)) == ["a", "c"]
-
-
-def test_the_client_s_queue_is_full(topics: Topics) -> None:
-    """A message that does not fit into the client's queue was certainly not sent, and is unavailable."""
-    topic = topics.new()
-    sender = publisher(topics, queue_buffering_max_messages=2)
-    outcomes = published(sender, [envelope(topic, f"{number}", f"{number}") for number in range(3)])
-    assert [type(each) for each in outcomes] == [Accepted, Accepted, Unavailable]
-    assert values(topics.log(topic)) == ["0", "1"]
 
 
 def test_from_an_event_loop(topics: Topics) -> None:

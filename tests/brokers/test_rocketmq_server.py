@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from inbox_outbox_base.brokers.rocketmq.client import rocketmq as client
 from tests.servers.rocketmq import BROKER, PROXY
 from tests.support.brokers.rocketmq_topics import Topics
@@ -26,42 +24,23 @@ print(handler.stream is stream)
 """
 
 
-@pytest.mark.parametrize("kind", ["NORMAL", "FIFO"])
-def test_what_the_client_sends_is_stored_and_received(rocketmq: Topics, kind: str) -> None:
-    """A message that is sent to the test's own topic is stored in the broker, and the test's own group
-    receives it."""
-    topic, group = rocketmq.new(kind), rocketmq.group(in_order=kind == "FIFO")
-    message = client.Message()
-    message.topic, message.body = topic, b"\x00\xff"
-    if kind == "FIFO":
-        message.message_group = "a"
-    _send(message, client.ClientConfiguration(rocketmq.address, client.Credentials(), request_timeout=10))
-    (stored,) = rocketmq.stored(topic)
-    assert (stored.body, stored.properties.get("__SHARDINGKEY")) == (b"\x00\xff", message.message_group)
-    assert rocketmq.received(topic, group, 1) == [b"\x00\xff"]
-    assert rocketmq.dead(group) == []
-
-
-def _send(message: client.Message, configuration: client.ClientConfiguration) -> None:
-    """Send with the client's own producer. It needs an event loop in the thread that sends, but sets one only
-    if that thread, and none of its own, opens the connection."""
-    loop = asyncio.new_event_loop()
-    asyncio.set_event_loop(loop)
-    producer = client.Producer(configuration)
-    producer.startup()
-    producer.send(message)
-    producer.shutdown()
-    asyncio.set_event_loop(None)
-    loop.close()
-
-
 def test_the_server_ignores_a_namespace(rocketmq: Topics) -> None:
     """A client's namespace has no effect: the message is stored in the topic without a namespace."""
     topic = rocketmq.new(queues=1)
     other = rocketmq.new(queues=1, name=f"team%{topic}")
     message = client.Message()
     message.topic, message.body = topic, b"x"
-    _send(message, client.ClientConfiguration(rocketmq.address, client.Credentials(), "team", 10))
+    # The client's own producer needs an event loop in the thread that sends, but sets one only if that
+    # thread, and none of its own, opens the connection.
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    configuration = client.ClientConfiguration(rocketmq.address, client.Credentials(), "team", 10)
+    producer = client.Producer(configuration)
+    producer.startup()
+    producer.send(message)
+    producer.shutdown()
+    asyncio.set_event_loop(None)
+    loop.close()
     assert (len(rocketmq.stored(topic)), rocketmq.stored(other)) == (1, [])
 
 

@@ -83,10 +83,6 @@ class Topics:
             message for queue in range(self._topics[topic]) for message in self._remoting.stored(topic, queue)
         ]
 
-    def received(self, topic: str, group: str, count: int) -> list[bytes]:
-        """The payloads of `count` messages, received and acknowledged by a consumer of that group."""
-        return [message.body for message in self.messages(topic, group, count)]
-
     def messages(self, topic: str, group: str, count: int) -> list[Any]:
         """`count` messages as the client returns them, received and acknowledged by a consumer of that
         group."""
