@@ -14,12 +14,9 @@ from sqlalchemy import Engine, insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from inbox import (
-    AsyncClaim,
     AsyncInbox,
-    AsyncStatusInbox,
     Delivery,
     Outcome,
-    SqlStore,
     Verdict,
     message_id,
     message_key,
@@ -127,30 +124,6 @@ def test_failures(topics: Topics, postgres: Database, engine: Engine) -> None:
     assert topics.committed("payments", topic) == {0: 4}
 
 
-def test_status_table_mode(topics: Topics, postgres: Database) -> None:
-    """A handler that calls other services does not repeat a finished step when its message is delivered
-    again."""
-    topic, calls = topics.new(), Counter[str]()
-
-    def make(engine: AsyncEngine) -> Handler:
-        @AsyncStatusInbox("orders", store=SqlStore(engine), lease=60, backoff=QUICK).handler(key=message_id)
-        async def handle(claim: AsyncClaim, _: Delivery) -> None:
-            async def charge() -> None:
-                calls["charge"] += 1
-
-            await claim.step("charge", charge)
-            calls["run"] += 1
-            if calls["run"] < 3:
-                raise Fault("the other service is away")
-
-        return handle
-
-    topics.put(topic, "a")
-    with consuming(postgres, topics, topic, make):
-        wait_until(lambda: topics.committed("payments", topic) == {0: 1})
-    assert calls == {"charge": 1, "run": 3}
-
-
 @pytest.mark.parametrize("how", ["stopped", "cancelled"])
 def test_the_running_message_ends(topics: Topics, postgres: Database, engine: Engine, how: str) -> None:
     """When the consumer is stopped, or the task that awaits it is cancelled, the running message finishes and
@@ -200,26 +173,6 @@ def test_sigterm(topics: Topics, postgres: Database, engine: Engine) -> None:
     asyncio.run(scenario())
     assert applied(engine) == ["a"]
     assert topics.committed("payments", topic) == {0: 1}
-
-
-def test_a_message_that_outlasts_the_grace(topics: Topics, postgres: Database, engine: Engine) -> None:
-    """A message that takes longer than the grace is cancelled, its writes are rolled back, and the next start
-    runs it."""
-    topic, has_begun = topics.new(), threading.Event()
-
-    async def hang(_: Delivery) -> None:
-        has_begun.set()
-        await asyncio.Event().wait()
-
-    topics.put(topic, "a")
-    with consuming(postgres, topics, topic, applying(hang), grace=0.2) as one:
-        assert has_begun.wait(60)
-        one.stop()
-    assert applied(engine) == []
-    assert topics.committed("payments", topic) == {}
-    with consuming(postgres, topics, topic, applying()):
-        wait_until(lambda: applied(engine))
-    assert applied(engine) == ["a"]
 
 
 def test_partitions_move(topics: Topics, postgres: Database, engine: Engine) -> None:

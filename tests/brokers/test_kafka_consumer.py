@@ -4,27 +4,22 @@ PostgreSQL."""
 import json
 import threading
 import time
-from collections import Counter
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from inbox import Delivery, Outcome, Verdict, message_key
-from outbox import Accepted, Outbox, Relay
+from outbox import Outbox, Relay
 from outbox.kafka import KafkaPublisher
-from tests.support.answers import published
 from tests.support.brokers import kafka_native
 from tests.support.brokers.consumers import running, taking
 from tests.support.brokers.kafka_consumers import applied, applied_by_key, applying, consumer, make_table
-from tests.support.brokers.kafka_topics import Topics, envelope, id_of, wait_until
+from tests.support.brokers.kafka_topics import Topics, id_of, wait_until
 from tests.support.database import Database
+from tests.support.listeners import Fault
 
 pytest_plugins = ["tests.support.brokers.kafka_fixtures"]
-
-
-class Fault(Exception):
-    """The handler's own error."""
 
 
 def test_from_the_outbox_to_the_inbox(topics: Topics, postgres: Database) -> None:
@@ -44,28 +39,6 @@ def test_from_the_outbox_to_the_inbox(topics: Topics, postgres: Database) -> Non
         wait_until(lambda: len(applied(engine)) >= 30)
     expected = {key: [f"{key}-{number}" for number in range(20) if number % 4] for key in "ab"}
     assert applied_by_key(engine) == expected
-
-
-def test_published_then_taken(topics: Topics, postgres: Database) -> None:
-    """A message arrives as the publisher sent it, is applied once and in the order of its key, and the
-    group's offset moves past it."""
-    engine, topic, seen = postgres.engine(), topics.new(), list[Delivery]()
-    make_table(engine)
-    batches = [
-        [envelope(topic, f"{n}", f"key-{k}", headers={"ce_type": "paid"}) for k in range(5)] for n in range(9)
-    ]
-    sender = KafkaPublisher({"bootstrap.servers": topics.address})
-    for batch in batches:
-        assert published(sender, batch) == [Accepted()] * 5
-    with running(consumer(topics.address, topic, applying(engine, before=seen.append))):
-        wait_until(lambda: len(applied(engine)) >= 45)
-    assert applied_by_key(engine) == {f"key-{k}": [f"{n}" for n in range(9)] for k in range(5)}
-    assert topics.committed("payments", topic) == {0: 45}
-    sent, first = batches[0][0], seen[0]
-    assert (first.id, first.topic, first.key, first.payload) == (sent.id, topic, "key-0", b"0")
-    assert (first.content_type, first.created_at, first.attempt) == ("text/plain", sent.created_at, 1)
-    assert first.headers == {"ce_type": "paid"}
-    assert first.raw.offset() == 0
 
 
 def test_records_of_others(topics: Topics) -> None:
@@ -108,18 +81,6 @@ def test_what_no_python_producer_would_write(topics: Topics) -> None:
     assert times[1:4] == [times[0], times[0], None]
     assert [each.payload for each in seen[4:]] == [b"b", b"end"]
     assert seen[4].headers == {}
-
-
-def test_a_business_key(topics: Topics, postgres: Database) -> None:
-    """A producer that sends the same order again creates a new message. With the business key as inbox key,
-    it is applied once."""
-    engine, topic = postgres.engine(), topics.new()
-    make_table(engine)
-    topics.put(topic, "a", "b", key="order-1")
-    topics.put(topic, "end", key="order-2")
-    with running(consumer(topics.address, topic, applying(engine, key=message_key))):
-        wait_until(lambda: "end" in applied(engine))
-    assert applied(engine) == ["a", "end"]
 
 
 def test_those_behind_a_failure_wait(topics: Topics, postgres: Database) -> None:
@@ -229,16 +190,3 @@ def test_more_than_it_holds(topics: Topics, size: int) -> None:
     with running(consumer(topics.address, topic, take, batch=50)):
         wait_until(lambda: len(taken) >= count)
     assert [payload.decode() for payload in taken] == written
-
-
-def test_what_was_there_before(topics: Topics, postgres: Database) -> None:
-    """A new group starts with the first message. Later it continues where it stopped."""
-    engine, topic = postgres.engine(), topics.new()
-    make_table(engine)
-    seen = Counter[str]()
-    handler = applying(engine, before=lambda delivery: seen.update([delivery.payload.decode()]))
-    for batch in ("ab", "cd"):
-        topics.put(topic, *batch)
-        with running(consumer(topics.address, topic, handler)):
-            wait_until(lambda: batch[1] in applied(engine))  # noqa: B023 - ends within the turn
-    assert seen == dict.fromkeys("abcd", 1)

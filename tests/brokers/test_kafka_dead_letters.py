@@ -6,8 +6,6 @@ import threading
 from secrets import token_hex
 
 import pytest
-from psycopg import OperationalError as ConnectionClosed
-from sqlalchemy.exc import OperationalError
 
 from inbox import Claim, Decision, Delivery, Outcome, SqlStore, StatusInbox, Verdict
 from inbox.errors import GiveUp
@@ -18,12 +16,9 @@ from tests.support.brokers.consumers import Handler, running
 from tests.support.brokers.kafka_consumers import QUICK, applied, applying, consumer, make_table
 from tests.support.brokers.kafka_topics import Topics, envelope, wait_until
 from tests.support.database import Database
+from tests.support.listeners import Fault
 
 pytest_plugins = ["tests.support.brokers.kafka_fixtures"]
-
-
-class Fault(Exception):
-    """The handler's own error."""
 
 
 def give_up(delivery: Delivery) -> None:
@@ -142,31 +137,6 @@ def test_without_dead_letters_it_blocks(
     assert applied(engine) == ["a", "poison", "c"]
 
 
-def test_failing_too_often(topics: Topics, postgres: Database) -> None:
-    """A message that has failed too often becomes a dead letter. A broken connection to the database does not
-    count as its failure, however often it happens."""
-    engine, topic, letters = postgres.engine(), topics.new(), list[tuple[int, str]]()
-    make_table(engine)
-
-    def fail(delivery: Delivery) -> None:
-        if delivery.payload == b"poison":
-            raise Fault("again")
-        if delivery.payload == b"unlucky" and delivery.attempt < 6:
-            raise _broken_connection()
-        if delivery.payload == b"unlucky" and delivery.attempt < 8:
-            raise Fault("twice")
-
-    def put_away(delivery: Delivery, decision: Decision) -> None:
-        letters.append((delivery.attempt, decision.reason))
-
-    topics.put(topic, "poison", "unlucky")
-    handler = applying(engine, before=fail)
-    with running(consumer(topics.address, topic, handler, max_attempts=3, dead_letter=put_away)):
-        wait_until(lambda: applied(engine))
-    assert applied(engine) == ["unlucky"]
-    assert letters == [(3, "dead: GiveUp: it has failed 3 times: Fault: again")]
-
-
 @pytest.mark.parametrize("fault", [Fault("again"), asyncio.CancelledError()], ids=repr)
 def test_failing_too_often_in_status_table_mode(
     topics: Topics, postgres: Database, fault: BaseException
@@ -194,8 +164,3 @@ def test_failing_too_often_in_status_table_mode(
         (4, f"dead: {'Fault: again' if isinstance(fault, Fault) else cancelled}"),
         (2, "dead: GiveUp: it has failed 2 times: KeyError: 'order'"),
     ]
-
-
-def _broken_connection() -> Exception:
-    lost = ConnectionClosed("the connection is closed")
-    return OperationalError("SELECT", {}, lost, connection_invalidated=True)

@@ -196,29 +196,3 @@ def test_a_partition_goes_whose_batch_waits_for_a_worker(topics: Topics) -> None
                 wait_until(lambda: len(taken) >= 2)
         finally:
             may_end.set()
-
-
-def test_a_partition_goes_while_its_message_runs(topics: Topics, postgres: Database) -> None:
-    """A message that runs longer than `grace` when its partition is given away is not committed. The new
-    owner receives it, and it is applied once."""
-    engine, topic = postgres.engine(), topics.new()
-    make_table(engine)
-    topics.put(topic, "long", "b")
-    has_begun, may_end = threading.Event(), threading.Event()
-
-    def hang(delivery: Delivery) -> None:
-        has_begun.set()
-        assert may_end.wait(60)
-
-    first = consumer(topics.address, topic, applying(engine, before=hang), grace=0.2)
-    with running(first):
-        assert has_begun.wait(30)
-        first.stop()
-    assert topics.committed("payments", topic) == {}
-    with running(consumer(topics.address, topic, applying(engine))):
-        # The first one still holds its transaction: the message is in flight.
-        time.sleep(0.5)
-        may_end.set()
-        wait_until(lambda: len(applied(engine)) >= 2)
-    assert applied(engine) == ["long", "b"]
-    assert topics.committed("payments", topic) == {0: 2}

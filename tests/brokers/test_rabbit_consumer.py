@@ -18,11 +18,10 @@ from inbox import Delivery, Inbox, Outcome, Verdict, message_key
 from inbox._consuming.rabbitmq.delivery import delivery_of
 from inbox.errors import InvalidOption
 from inbox.rabbitmq import AsyncRabbitConsumer, RabbitConsumer
-from outbox import Accepted, Envelope, Outbox, Relay
+from outbox import Outbox, Relay
 from outbox.rabbitmq import RabbitPublisher
 from tests.servers import Service
 from tests.support import accounts
-from tests.support.answers import published
 from tests.support.brokers.consumers import Counted, taking
 from tests.support.brokers.rabbit_consumers import consuming, consuming_async
 from tests.support.brokers.rabbit_queues import Queues
@@ -33,13 +32,6 @@ pytest_plugins = ["tests.support.brokers.rabbit_fixtures"]
 
 NAMES = [f"account-{number}" for number in range(6)]
 NEW = Outcome(Verdict.NEW)
-
-
-def send(queues: Queues, *batch: Envelope) -> None:
-    """Publish a batch, as a relay does."""
-    publisher = RabbitPublisher(queues.url)
-    assert published(publisher, batch) == [Accepted()] * len(batch)
-    publisher.close()
 
 
 def test_from_commit_to_commit(queues: Queues, postgres: Database) -> None:

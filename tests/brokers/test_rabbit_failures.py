@@ -23,7 +23,6 @@ from tests.support.proxy import TcpProxy
 pytest_plugins = ["tests.support.brokers.rabbit_fixtures"]
 
 NAMES = [f"account-{number}" for number in range(6)]
-KINDS = (Accepted, Unavailable, Unknown)
 SETTLED = 3.0
 """Seconds after which a broker that crashes still has a queue that it had just made, and can use it."""
 
