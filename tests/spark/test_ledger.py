@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from sqlalchemy import Connection, Engine, delete, func, insert, select
+from sqlalchemy import Connection, Engine, delete, insert
 
 import inbox
 from inbox.errors import PolicyConflict
@@ -25,6 +25,7 @@ from tests.support.spark.writes import (
     attempt,
     batch,
     counts,
+    execute,
     make_result,
     prepared,
     rows_in,
@@ -195,8 +196,7 @@ def test_an_attempt_waits_for_its_copy(migrated: Database, engine: Engine, ledge
     same counts. Nothing is applied twice."""
     first, second = _two_copies(migrated, engine, ledger, fails=False)
     assert first.counts == second.counts == replace(first.counts, rows=10, new=10)
-    with engine.connect() as connection:
-        assert connection.execute(select(func.count()).select_from(RESULT)).scalar_one() == 10
+    assert rows_in(engine, RESULT) == 10
 
 
 @copied
@@ -291,8 +291,7 @@ def test_rows_without_a_key_alone_are_counted_once(migrated: Database, engine: E
 def test_a_purged_ledger_costs_only_time(migrated: Database, engine: Engine) -> None:
     """Without its ledger rows a run is not recognised, but its keys still are."""
     write(migrated, [batch(*TEN)], run="r")
-    with engine.begin() as connection:
-        connection.execute(delete(tables().ledger))
+    execute(engine, delete(tables().ledger))
     report = write(migrated, [batch(*TEN)], run="r")
     assert (report.replayed, report.rows) == (0, 10)
     assert written(engine) == TEN

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from sqlalchemy import Connection, Engine, select, text
+from sqlalchemy import Connection, Engine, select
 
 from inbox import Inbox, Verdict
 from inbox.errors import InvalidOption, PayloadMismatch
@@ -28,6 +28,7 @@ from tests.support.spark.writes import (
     attempt,
     batch,
     counts,
+    fetched,
     options_of,
     prepared,
     taken,
@@ -97,9 +98,8 @@ def test_the_same_job_again_counts_the_same(migrated: Database, engine: Engine, 
     for _ in range(3):
         found = load(migrated, *parts, run="r", ledger=ledger)
         assert found == ({"new": 2, "duplicate": 2, "repeated": 1}, 3)
-    with engine.connect() as connection:
-        whole = select(LEDGER.c.rows_mismatch).where(LEDGER.c.run == "r", LEDGER.c.part == -1)
-        assert connection.scalars(whole).all() == ([] if ledger == "off" else [3])
+    whole = select(LEDGER.c.rows_mismatch).where(LEDGER.c.run == "r", LEDGER.c.part == -1)
+    assert fetched(engine, whole) == ([] if ledger == "off" else [(3,)])
     assert written(engine) == [("a", 1), ("b", 2), ("c", 3), ("d", 5)]
 
 
@@ -123,9 +123,8 @@ def test_a_zombie_counts_nothing(migrated: Database, engine: Engine) -> None:
     go_on.set()
     done = [zombie.result(), copy.result()]
     assert [each is not None and each.counts.mismatch for each in done] == [1, 1]
-    with engine.connect() as connection:
-        its = select(LEDGER.c.rows_read, LEDGER.c.rows_mismatch).where(LEDGER.c.run == "r")
-        assert connection.execute(its).all() == [(2, 1)]
+    its = select(LEDGER.c.rows_read, LEDGER.c.rows_mismatch).where(LEDGER.c.run == "r")
+    assert fetched(engine, its) == [(2, 1)]
 
 
 @on("sqlite")
@@ -194,8 +193,7 @@ def test_new_rows_and_messages_have_no_digest(migrated: Database, engine: Engine
     copied = Statements("INSERT INTO result SELECT new_rows.*, 'x' FROM new_rows")
     load(migrated, [batch(("a", 1))], results=copied, outbox=PerRow("t"))
     assert written(engine) == [("a", 1)]
-    with engine.connect() as connection:
-        [payload] = connection.scalars(select(outbox_tables().message.c.payload))
+    [(payload,)] = fetched(engine, select(outbox_tables().message.c.payload))
     assert bytes(payload) == b'{"id": "a", "amount": 1}'
 
 
@@ -268,5 +266,4 @@ def test_what_cannot_be_compared_is_refused(migrated: Database, engine: Engine) 
         with case(said), pytest.raises(error, match=said):
             prepared(migrated, schema=schema, **options)
     assert options_of(migrated, digest="amount").digest == ("amount",)
-    with engine.connect() as connection:
-        assert connection.execute(text("SELECT count(*) FROM inbox_message")).scalar_one() == 0
+    assert taken(engine) == []

@@ -14,7 +14,7 @@ from spark._executor.connect import engine_of, transaction
 from spark.errors import ColumnMismatch, InvalidRow
 from tests.support.database import Database
 from tests.support.on_servers import on
-from tests.support.spark.writes import batch, counts, options_of, taken, write, written
+from tests.support.spark.writes import batch, counts, execute, fetched, options_of, taken, write, written
 
 TEN = [(f"k{number}", number) for number in range(10)]
 pytestmark = [on("mariadb", "mysql"), pytest.mark.mysql]
@@ -84,8 +84,7 @@ def test_every_sql_mode(migrated: Database, engine: Engine, mode: str, infile: s
     url = migrated.url.update_query_dict({"local_infile": infile})
     options: dict[str, Any] = {"url": url, "session_init_statement": f"SET SESSION sql_mode = {mode}"}
     write(migrated, [rows], **options)
-    with engine.connect() as connection:
-        assert [*connection.execute(text("SELECT note FROM result ORDER BY id")).scalars()] == notes
+    assert fetched(engine, "SELECT note FROM result ORDER BY id") == [(note,) for note in notes]
     wrong = pa.record_batch({"id": ["f"], "amount": pa.array([10**30], pa.decimal128(38, 0))})
     with pytest.raises(Exception, match="amount"):
         write(migrated, [wrong], **options)
@@ -138,8 +137,7 @@ UNIQUE = {
 def test_an_upsert_needs_one_unique_key(migrated: Database, engine: Engine, keys: str, said: str) -> None:
     """ON DUPLICATE KEY UPDATE cannot name its key. An upsert into a table with another unique key is
     therefore rejected."""
-    with engine.begin() as connection:
-        connection.execute(text(f"CREATE TABLE price (item varchar(9), version bigint, amount bigint{keys})"))
+    execute(engine, f"CREATE TABLE price (item varchar(9), version bigint, amount bigint{keys})")
     rows = pa.record_batch({"item": ["a"], "version": [1], "amount": [1]})
     with pytest.raises(ColumnMismatch, match=said):
         write(migrated, [rows], table="price", key=["item", "version"], results=Upsert("item", "version"))
@@ -147,52 +145,44 @@ def test_an_upsert_needs_one_unique_key(migrated: Database, engine: Engine, keys
 
 def test_an_upsert_beside_a_counter(migrated: Database, engine: Engine) -> None:
     """An AUTO_INCREMENT primary key beside the upsert's key is allowed."""
-    with engine.begin() as connection:
-        connection.execute(
-            text(
-                "CREATE TABLE price (id bigint PRIMARY KEY AUTO_INCREMENT, item varchar(9) UNIQUE, "
-                "version bigint, amount bigint)"
-            )
-        )
+    execute(
+        engine,
+        "CREATE TABLE price (id bigint PRIMARY KEY AUTO_INCREMENT, item varchar(9) UNIQUE, "
+        "version bigint, amount bigint)",
+    )
     for version, amount in ((2, 20), (1, 10), (3, 30)):
         rows = pa.record_batch(
             {"event": [f"e{version}"], "item": ["a"], "version": [version], "amount": [amount]}
         )
         write(migrated, [rows], table="price", key="event", results=Upsert("item", "version"))
-    with engine.connect() as connection:
-        assert connection.execute(text("SELECT version, amount FROM price")).all() == [(3, 30)]
+    assert fetched(engine, "SELECT version, amount FROM price") == [(3, 30)]
 
 
 def test_an_upsert_compares_as_the_table_does(migrated: Database, engine: Engine) -> None:
     """Keys that differ only in case are one row if the table's collation ignores case, and two rows
     otherwise."""
     for collation, expected in (("utf8mb4_general_ci", [("b", 2)]), ("utf8mb4_bin", [("B", 1), ("b", 2)])):
-        with engine.begin() as connection:
-            connection.execute(text("DROP TABLE IF EXISTS price"))
-            connection.execute(
-                text(
-                    f"CREATE TABLE price (item varchar(9) COLLATE {collation} PRIMARY KEY, "
-                    "version bigint, label varchar(9) COLLATE utf8mb4_bin)"
-                )
-            )
+        execute(
+            engine,
+            "DROP TABLE IF EXISTS price",
+            f"CREATE TABLE price (item varchar(9) COLLATE {collation} PRIMARY KEY, "
+            "version bigint, label varchar(9) COLLATE utf8mb4_bin)",
+        )
         rows = pa.record_batch({"item": ["B", "b"], "version": [1, 2], "label": ["B", "b"]})
         results = Upsert("item", "version")
         write(migrated, [rows], table="price", key="label", consumer=collation, results=results)
-        with engine.connect() as connection:
-            found = connection.execute(text("SELECT label, version FROM price ORDER BY label"))
-            assert [tuple(row) for row in found] == expected
+        assert fetched(engine, "SELECT label, version FROM price ORDER BY label") == expected
 
 
 def test_a_table_that_is_the_inbox_compares_as_it_does(migrated: Database, engine: Engine) -> None:
     """With inbox="table", keys that are equal in the table's collation are one key, also within a
     partition."""
-    with engine.begin() as connection:
-        connection.execute(
-            text("CREATE TABLE price (item varchar(9) COLLATE utf8mb4_general_ci PRIMARY KEY, amount bigint)")
-        )
+    execute(
+        engine,
+        "CREATE TABLE price (item varchar(9) COLLATE utf8mb4_general_ci PRIMARY KEY, amount bigint)",
+    )
     for amounts, new in (([1, 2, 3], 2), ([4, 5, 6], 0)):
         rows = pa.record_batch({"item": ["b", "B", "c"], "amount": amounts})
         report = write(migrated, [rows], table="price", key="item", inbox="table")
         assert (report.new, report.duplicate) == (new, 3 - new)
-    with engine.connect() as connection:
-        assert connection.execute(text("SELECT count(*), sum(amount) < 6 FROM price")).one() == (2, 1)
+    assert fetched(engine, "SELECT count(*), sum(amount) < 6 FROM price") == [(2, 1)]

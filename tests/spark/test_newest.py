@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 from sqlalchemy.exc import NotSupportedError
 
 from inbox.errors import InvalidOption
@@ -19,7 +19,7 @@ from spark._options.settings import checked
 from spark.errors import InvalidRow
 from tests.support.database import Database
 from tests.support.on_servers import each_on, on
-from tests.support.spark.writes import counts, options_of, prepared, taken, write
+from tests.support.spark.writes import counts, execute, fetched, options_of, prepared, taken, write
 from tests.support.together import together
 
 FIRST = datetime(2026, 1, 1, tzinfo=UTC)
@@ -43,10 +43,10 @@ COLUMN = {"postgresql": "timestamptz", "mysql": "datetime(6)", "mariadb": "datet
 @pytest.fixture
 def engine(migrated: Database) -> Engine:
     """A database with the table."""
-    with migrated.engine().begin() as connection:
-        columns = f"account varchar(20) PRIMARY KEY, changed_at {COLUMN[migrated.name]}, amount bigint"
-        connection.execute(text(f"CREATE TABLE account_state ({columns})"))
-    return migrated.engine()
+    engine = migrated.engine()
+    columns = f"account varchar(20) PRIMARY KEY, changed_at {COLUMN[migrated.name]}, amount bigint"
+    execute(engine, f"CREATE TABLE account_state ({columns})")
+    return engine
 
 
 def states(*rows: tuple[str, int | None], zone: str = "UTC") -> pa.RecordBatch:
@@ -64,8 +64,7 @@ def states(*rows: tuple[str, int | None], zone: str = "UTC") -> pa.RecordBatch:
 
 def stored(engine: Engine) -> dict[str, int]:
     """The amount of each account."""
-    with engine.connect() as connection:
-        return {row.account: row.amount for row in connection.execute(text("SELECT * FROM account_state"))}
+    return dict(fetched(engine, "SELECT account, amount FROM account_state"))
 
 
 @INBOXES
@@ -106,8 +105,7 @@ def test_a_state_that_is_lost_is_named(migrated: Database, engine: Engine) -> No
     """`reconcile` reports a state that was taken but is not in the table any more, and one that was never
     written."""
     write(migrated, [states(("a", 1), ("a", 2), ("b", 1))], **OPTIONS)
-    with engine.begin() as connection:
-        connection.execute(text("DELETE FROM account_state WHERE account = 'b'"))
+    execute(engine, "DELETE FROM account_state WHERE account = 'b'")
     settings = options_of(migrated, **OPTIONS)
     rows = [states(("a", 1), ("a", 2), ("a", 3), ("b", 1))]
     compares_table = check(settings, rows[0].schema)
@@ -148,21 +146,18 @@ def test_a_type_outside_the_search_path(postgres: Database, inbox: str, parts: i
     type are not found."""
     engine = postgres.engine()
     create(engine, "hidden")
-    with engine.begin() as connection:
-        connection.execute(text("CREATE TABLE rated (account text PRIMARY KEY, version hidden.citext)"))
+    execute(engine, "CREATE TABLE rated (account text PRIMARY KEY, version hidden.citext)")
     rows = pa.record_batch({"account": ["a", "a"], "version": ["B", "a"]})
     given = [[rows]] if parts == 1 else [[rows.slice(0, 1)], [rows.slice(1)]]
     options: dict[str, Any] = {"key": ["account", "version"], "results": Upsert("account", "version")}
     write(postgres, *given, table="rated", inbox=inbox, **options)
-    with engine.connect() as connection:
-        assert connection.scalars(text("SELECT version::text FROM rated")).all() == ["a"]
+    assert fetched(engine, "SELECT version::text FROM rated") == [("a",)]
 
 
 def create(engine: Engine, name: str) -> None:
     """Create a collation or an extension, if this server can."""
     try:
-        with engine.begin() as connection:
-            connection.exec_driver_sql(MADE[name].replace("%", "%%"))
+        execute(engine, MADE[name])
     except NotSupportedError:
         pytest.skip("this build of PostgreSQL has neither ICU nor the extensions that come with it")
 
@@ -192,10 +187,11 @@ def test_the_target_decides_what_is_newer(
     for name in MADE:
         if name in f"{key} {version}":
             create(engine, name)
-    with engine.begin() as connection:
-        connection.execute(text("CREATE TYPE mood AS ENUM ('low', 'medium', 'high')"))
-        columns = f"account {key} PRIMARY KEY, version {version}, amount bigint"
-        connection.execute(text(f"CREATE TABLE rated ({columns})"))
+    execute(
+        engine,
+        "CREATE TYPE mood AS ENUM ('low', 'medium', 'high')",
+        f"CREATE TABLE rated (account {key} PRIMARY KEY, version {version}, amount bigint)",
+    )
     (accounts, versions), amounts = zip(newer, older, strict=True), pa.array([2, 1], pa.int64())
     rows = pa.record_batch({"account": accounts, "version": versions, "amount": amounts})
     write(
@@ -206,5 +202,4 @@ def test_the_target_decides_what_is_newer(
         results=Upsert("account", "version"),
         inbox=inbox,
     )
-    with engine.connect() as connection:
-        assert connection.execute(text("SELECT amount FROM rated")).scalars().all() == [2]
+    assert fetched(engine, "SELECT amount FROM rated") == [(2,)]

@@ -17,7 +17,16 @@ from tests.support.cases import case
 from tests.support.database import Database
 from tests.support.on_servers import on
 from tests.support.roles import Right, Role, rights, role
-from tests.support.spark.writes import attempt, counts, losing_an_answer, prepared, taken, write
+from tests.support.spark.writes import (
+    attempt,
+    counts,
+    execute,
+    fetched,
+    losing_an_answer,
+    prepared,
+    taken,
+    write,
+)
 from tests.support.together import Task, together, wait_until_blocked
 
 METADATA = MetaData()
@@ -61,8 +70,7 @@ def balances(*rows: tuple[str, int, int]) -> pa.RecordBatch:
 
 def stored(engine: Engine, table: Table = EVENT) -> list[Any]:
     """The numbers of the stored events, or the rows of another table."""
-    with engine.connect() as connection:
-        found = sorted(tuple(row) for row in connection.execute(select(table)))
+    found = sorted(fetched(engine, select(table)))
     return sorted(row[1] for row in found) if table is EVENT else found
 
 
@@ -83,8 +91,7 @@ def test_a_deleted_row_may_be_written_again(migrated: Database, engine: Engine) 
     """Only rows that are in the table are duplicates for another run, so a deleted row is written again. A
     replay of the same run does not write it."""
     write(migrated, [events(1, 2)], run="r", **APPEND)
-    with engine.begin() as connection:
-        connection.execute(delete(EVENT).where(EVENT.c.amount == 1))
+    execute(engine, delete(EVENT).where(EVENT.c.amount == 1))
     assert write(migrated, [events(1, 2)], run="r", **APPEND).replayed == 1
     assert stored(engine) == [2]
     assert counts(write(migrated, [events(1, 2)], **APPEND)) == {"new": 1, "duplicate": 1}
@@ -181,16 +188,15 @@ def test_another_writer_is_faster_in_both_of_two_keys(
 ) -> None:
     """Another transaction commits the same row after ON CONFLICT has checked its key and before it inserts.
     The violation of the table's other unique key does not become an error."""
-    with engine.begin() as connection:
-        for statement in (
-            "CREATE TABLE target (id text, amount bigint)",
-            f"CREATE FUNCTION wait(amount bigint) RETURNS bigint IMMUTABLE LANGUAGE plpgsql AS {WAIT}",
-            # The server fills the indexes in the order in which they were created.
-            "CREATE INDEX ON target (wait(amount))",
-            "ALTER TABLE target ADD PRIMARY KEY (id)",
-            "ALTER TABLE target ADD UNIQUE (amount)",
-        ):
-            connection.exec_driver_sql(statement)
+    execute(
+        engine,
+        "CREATE TABLE target (id text, amount bigint)",
+        f"CREATE FUNCTION wait(amount bigint) RETURNS bigint IMMUTABLE LANGUAGE plpgsql AS {WAIT}",
+        # The server fills the indexes in the order in which they were created.
+        "CREATE INDEX ON target (wait(amount))",
+        "ALTER TABLE target ADD PRIMARY KEY (id)",
+        "ALTER TABLE target ADD UNIQUE (amount)",
+    )
     # As an int, the amount needs a cast, so that no COPY comes first.
     rows = pa.record_batch({"id": ["a"], "amount": pa.array([1], pa.int32())})
     key = ["id"] if isinstance(results, Append) else ["id", "amount"]
@@ -237,15 +243,11 @@ GOOD = {
 
 
 def _make(engine: Engine, columns: str) -> None:
-    with engine.begin() as connection:
-        connection.exec_driver_sql("DROP TABLE IF EXISTS target")
-        table, *others = columns.split(";")
-        more = "" if "amount" in table else ", amount bigint"
-        name, _, keys = table.partition(", CONSTRAINT") if "CONSTRAINT" in table else (table, "", "")
-        declared = f"{name}{more}" + (f", CONSTRAINT{keys}" if keys else "")
-        connection.exec_driver_sql(f"CREATE TABLE target ({declared})")
-        for other in others:
-            connection.exec_driver_sql(other)
+    table, *others = columns.split(";")
+    more = "" if "amount" in table else ", amount bigint"
+    name, _, keys = table.partition(", CONSTRAINT") if "CONSTRAINT" in table else (table, "", "")
+    declared = f"{name}{more}" + (f", CONSTRAINT{keys}" if keys else "")
+    execute(engine, "DROP TABLE IF EXISTS target", f"CREATE TABLE target ({declared})", *others)
 
 
 def test_a_key_that_cannot_be_the_inbox(migrated: Database, engine: Engine) -> None:
@@ -290,8 +292,7 @@ def test_rights_that_only_a_duplicate_needs(migrated: Database, engine: Engine) 
                     prepared(app.database, schema=schema, **options)
                 app.grant(Right(right, options["table"]))
             prepared(app.database, schema=schema, **options)
-        with engine.begin() as connection:
-            connection.exec_driver_sql(f'REVOKE TEMPORARY ON DATABASE "{migrated.url.database}" FROM PUBLIC')
+        execute(engine, f'REVOKE TEMPORARY ON DATABASE "{migrated.url.database}" FROM PUBLIC')
         with pytest.raises(ColumnMismatch, match="permission denied to create temporary tables"):
             prepared(app.database, schema=balances(("a", 1, 1)).schema, **UPSERT)
 
@@ -327,8 +328,7 @@ def test_a_lock_is_left_to_the_tasks(migrated: Database, engine: Engine) -> None
 @on("postgresql")
 def test_a_rule_beside_the_key(migrated: Database, engine: Engine) -> None:
     """A table with a rule for INSERT cannot be the inbox: it is rejected before any row is read."""
-    with engine.begin() as connection:
-        connection.exec_driver_sql("CREATE RULE twice AS ON INSERT TO event DO ALSO SELECT 1")
+    execute(engine, "CREATE RULE twice AS ON INSERT TO event DO ALSO SELECT 1")
     with pytest.raises(ColumnMismatch, match=r"table='event': .* rules"):
         prepared(migrated, schema=events().schema, **APPEND)
 

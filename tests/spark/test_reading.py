@@ -17,7 +17,7 @@ from spark.errors import InvalidRow
 from tests.support.cases import case
 from tests.support.database import Database
 from tests.support.on_servers import on
-from tests.support.spark.writes import batch, write
+from tests.support.spark.writes import batch, execute, fetched, write
 
 LEDGER, MESSAGE = tables().ledger, tables().message
 OLD = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -106,8 +106,7 @@ def test_times(migrated: Database, engine: Engine) -> None:
 def test_a_load_that_the_ledger_has_lost(migrated: Database, engine: Engine) -> None:
     """If a load's ledger row is lost, its keys are read without their job."""
     write(migrated, [batch(("k", 1))])
-    with engine.begin() as connection:
-        connection.execute(delete(LEDGER))
+    execute(engine, delete(LEDGER))
     [[row]] = partitions(migrated, consumer="billing")
     assert (row["key"], row["run"], row["part"]) == ("k", None, None)
 
@@ -140,9 +139,8 @@ def test_the_ledger(migrated: Database, engine: Engine) -> None:
         (1, 1, 1),
         (2, 1, 1),
     ]
-    with engine.connect() as connection:
-        there = set(connection.scalars(select(LEDGER.c.id)))
-    everything = [row["id"] for part in partitions(migrated, read="ledger") for row in part]
+    there = set(fetched(engine, select(LEDGER.c.id)))
+    everything = [(row["id"],) for part in partitions(migrated, read="ledger") for row in part]
     assert set(everything) == there
     assert len(everything) == len(there)
 

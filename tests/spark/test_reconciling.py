@@ -16,7 +16,7 @@ from tests.spark.test_own_key import APPEND, BALANCE, UPSERT, balances, events
 from tests.spark.test_own_key import METADATA as OWN_KEY
 from tests.support.database import Database
 from tests.support.on_servers import on
-from tests.support.spark.writes import RESULT, batch, make_result, options_of, write
+from tests.support.spark.writes import RESULT, batch, execute, make_result, options_of, write
 
 LEDGER, MESSAGE = tables().ledger, tables().message
 
@@ -114,11 +114,8 @@ def test_an_upsert_compares_versions(migrated: Database, engine: Engine) -> None
     options = {**UPSERT, "inbox": "rows"}
     rows = [balances(("a", 1, 10), ("a", 3, 30), ("b", 2, 20)), balances(("c", 1, 1), ("d", 1, 1))]
     write(migrated, rows, **options)
-    with engine.begin() as connection:
-        changed = update(BALANCE).where(BALANCE.c.account == "a")
-        connection.execute(changed.values(version=2))
-        connection.execute(update(BALANCE).where(BALANCE.c.account == "b").values(version=5))
-        connection.execute(update(BALANCE).where(BALANCE.c.account == "c").values(version=None))
+    for account, version in (("a", 2), ("b", 5), ("c", None)):
+        execute(engine, update(BALANCE).where(BALANCE.c.account == account).values(version=version))
     found = reconcile(migrated, [*rows, balances(("e", 1, 1))], **options)
     assert counts(found) == {"present": 3, "unapplied": 2, "missing": 1}
     samples = {each.what: each.sample for each in found.differences}
@@ -137,10 +134,11 @@ def test_with_the_tables_own_key(migrated: Database, engine: Engine) -> None:
 
 def test_a_generated_key(postgres: Database) -> None:
     """A key that the database generates in the table, where a job cannot write it, can still be compared."""
-    with postgres.engine().begin() as connection:
-        columns = "id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, amount bigint"
-        connection.exec_driver_sql(f"CREATE TABLE counted ({columns})")
-        connection.exec_driver_sql("INSERT INTO counted (amount) VALUES (7)")
+    execute(
+        postgres.engine(),
+        "CREATE TABLE counted (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, amount bigint)",
+        "INSERT INTO counted (amount) VALUES (7)",
+    )
     settings = options_of(postgres, table="counted")
     rows = pa.record_batch({"id": [1, 2], "amount": [7, 8]})
     assert check(settings, rows.schema)

@@ -13,7 +13,7 @@ from spark._executor.task import run_task
 from spark.errors import ColumnMismatch
 from tests.support.database import Database
 from tests.support.on_servers import on
-from tests.support.spark.writes import batch, counts, make_result, prepared, write, written
+from tests.support.spark.writes import batch, counts, execute, fetched, make_result, prepared, write, written
 from tests.support.together import Task, together
 
 pytestmark = on("sqlite")
@@ -65,8 +65,7 @@ def _attempt(task: Any) -> Any:
 def test_a_decimal_is_no_version(migrated: Database, engine: Engine) -> None:
     """A decimal cannot be a version, because SQLite would compare it as text, where 9.5 is greater than 10.5.
     A decimal without a fraction and with at most 18 digits can."""
-    with engine.begin() as connection:
-        connection.execute(text("CREATE TABLE price (item TEXT PRIMARY KEY, version TEXT, number INTEGER)"))
+    execute(engine, "CREATE TABLE price (item TEXT PRIMARY KEY, version TEXT, number INTEGER)")
     options: dict[str, Any] = {"table": "price", "key": "event"}
     numbers = pa.schema([("event", pa.string()), ("item", pa.string()), ("version", pa.decimal128(10, 2))])
     with pytest.raises(ColumnMismatch, match="version='version'"):
@@ -75,5 +74,4 @@ def test_a_decimal_is_no_version(migrated: Database, engine: Engine) -> None:
         number = pa.array([Decimal(version)], pa.decimal128(18, 0))
         rows = pa.record_batch({"event": [f"{version}"], "item": ["a"], "number": number})
         write(migrated, [rows], results=Upsert("item", "number"), **options)
-    with engine.connect() as connection:
-        assert connection.execute(text("SELECT number FROM price")).all() == [(10,)]
+    assert fetched(engine, "SELECT number FROM price") == [(10,)]

@@ -7,7 +7,7 @@ from itertools import product
 
 import pyarrow as pa
 import pytest
-from sqlalchemy import Connection, Engine, event, text
+from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import DBAPIError
 
 from inbox import Inbox, Verdict, migration
@@ -20,6 +20,8 @@ from tests.support.spark.writes import (
     attempt,
     batch,
     counts,
+    execute,
+    fetched,
     make_result,
     prepared,
     rows_in,
@@ -130,19 +132,19 @@ def test_tables_in_schemas(postgres: Database) -> None:
     results. Tables with the same names in other schemas are not touched."""
     engine = make_result(postgres)
     migration.migrate(engine, schema="box")
-    with engine.begin() as connection:
-        connection.exec_driver_sql('CREATE SCHEMA "Shop"')
-        connection.exec_driver_sql(
-            'CREATE TABLE "Shop"."My result" (id text, amount bigint, "Key ""1""" text)'
-        )
+    execute(
+        engine,
+        'CREATE SCHEMA "Shop"',
+        'CREATE TABLE "Shop"."My result" (id text, amount bigint, "Key ""1""" text)',
+    )
     rows = pa.record_batch({"id": ["a", "b"], "amount": [1, 2], 'Key "1"': ["x", "y"]})
     options = {"inbox_schema": "box", "table": "Shop.My result", "key": ['Key "1"', "id"], "run": "r"}
     for replayed in (0, 1):
         report = write(postgres, [rows], **options)
         assert (counts(report), report.replayed) == ({"new": 2}, replayed)
+    found = fetched(engine, 'SELECT * FROM "Shop"."My result" ORDER BY id')
+    assert found == [("a", 1, "x"), ("b", 2, "y")]
     with engine.begin() as connection:
-        found = connection.execute(text('SELECT * FROM "Shop"."My result" ORDER BY id')).all()
-        assert found == [("a", 1, "x"), ("b", 2, "y")]
         assert Inbox(CONSUMER, schema="box").accept(connection, ("x", "a")) is Verdict.DUPLICATE
         assert Inbox(CONSUMER).accept(connection, ("x", "a")) is Verdict.NEW
     assert rows_in(engine, tables("box").ledger) == 2

@@ -14,8 +14,8 @@ from spark import Append, Statements, Upsert
 from tests.support.database import Database
 from tests.support.on_servers import on
 from tests.support.spark.arrays import gridded, listed
-from tests.support.spark.types import CASES, Case
-from tests.support.spark.writes import counts, write
+from tests.support.spark.types import CASES, Case, stored
+from tests.support.spark.writes import counts, execute, fetched, write
 
 pytestmark = pytest.mark.mysql
 
@@ -62,12 +62,6 @@ def engine(migrated: Database) -> Engine:
     if migrated.name == "postgresql":
         execute(engine, """CREATE TYPE "mood 100%" AS ENUM ('happy', 'it''s')""")
     return engine
-
-
-def execute(engine: Engine, statement: str) -> None:
-    """Run one statement."""
-    with engine.begin() as connection:
-        connection.exec_driver_sql(statement, execution_options={"no_parameters": True})
 
 
 @pytest.mark.parametrize("results", [Append(), Upsert("id", "version")], ids=["append", "upsert"])
@@ -138,8 +132,7 @@ def test_statements_see_arrays(migrated: Database, engine: Engine, transport: st
     grids = pa.array([[[1, 2], [3, 4]], None], pa.list_(pa.list_(pa.int32())))
     rows = pa.record_batch({"id": ["a", "b"], "amounts": [[1, None, 2], []], "grid": grids})
     write(migrated, [rows], table=None, results=taking)
-    with engine.connect() as connection:
-        found = connection.exec_driver_sql("SELECT id, number FROM target ORDER BY number").all()
+    found = fetched(engine, "SELECT id, number FROM target ORDER BY number")
     assert found == [("a", 2), ("a", 3), ("a", 3), ("a", None)]
 
 
@@ -171,13 +164,9 @@ def _changed(
     assert counts(report) == {"new": rows}
     assert transport in (None, report.transport)
     changed: dict[str, list[Any]] = {}
-    with engine.connect() as connection:
-        for name, case in cases.items():
-            selected = f"SELECT {case.selected(database.name, quote(name))} FROM target ORDER BY id"
-            found = connection.exec_driver_sql(selected).scalars()
-            shown = [case.shown(database.name, value) for value in found]
-            pairs = zip(case.values, shown, strict=False)
-            changed[name] = [pair for pair in pairs if pair[0] != pair[1]]
+    for name, case in cases.items():
+        pairs = zip(case.values, stored(engine, database, name, case), strict=False)
+        changed[name] = [pair for pair in pairs if pair[0] != pair[1]]
     return {name: pairs for name, pairs in changed.items() if pairs}
 
 

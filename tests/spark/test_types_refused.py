@@ -14,7 +14,7 @@ from sqlalchemy import Engine
 from spark.errors import ColumnMismatch, InvalidRow
 from tests.support.database import Database
 from tests.support.spark.types import on_all
-from tests.support.spark.writes import prepared, taken, write
+from tests.support.spark.writes import execute, prepared, taken, write
 
 VARIANT = pa.struct([("value", pa.binary()), ("metadata", pa.binary())])
 GRID, CUBE = pa.list_(pa.list_(pa.int32())), pa.list_(pa.list_(pa.list_(pa.int32())))
@@ -92,12 +92,6 @@ GENERATED: dict[str, dict[str, str]] = {
     ),
     "counted": {"postgresql": "bigint GENERATED ALWAYS AS IDENTITY"},
 }
-
-
-def execute(engine: Engine, statement: str) -> None:
-    """Run one statement."""
-    with engine.begin() as connection:
-        connection.exec_driver_sql(statement)
 
 
 def make_target(database: Database, engine: Engine, columns: Mapping[str, Mapping[str, str]]) -> list[str]:

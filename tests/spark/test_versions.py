@@ -17,6 +17,7 @@ from spark import InboxDataSource
 from spark._driver.send_code import shipped
 from spark.errors import VersionMismatch
 from tests.support.database import Database
+from tests.support.spark.writes import execute
 
 ROWS = StructType([StructField("id", StringType(), nullable=False)])
 EXECUTOR = """
@@ -120,8 +121,7 @@ def test_the_data_source_checks_it_too(
     postgres: Database, monkeypatch: pytest.MonkeyPatch, there: str | None
 ) -> None:
     """The writers of `format("inbox")` check the version in the same way, for a batch and for a stream."""
-    with postgres.engine().begin() as connection:
-        connection.exec_driver_sql("CREATE TABLE result (id text)")
+    execute(postgres.engine(), "CREATE TABLE result (id text)")
     here, url = metadata.version("inbox-outbox"), postgres.url.render_as_string(hide_password=False)
     source = InboxDataSource({"url": url, "dbtable": "result", "key": "id", "consumer": "c"})
     sent = [packed(ask(ROWS, False)) for ask in (source.writer, source.streamWriter)]

@@ -9,6 +9,11 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pyarrow as pa
+from sqlalchemy import Engine
+
+from tests.support.database import Database
+
+from .writes import fetched
 
 NEW_YORK = "America/New_York"
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -88,6 +93,13 @@ class Case:
         if value is None:
             return None
         return self.read.get(database, self.read.get("any", _as_it_is))(value)
+
+
+def stored(engine: Engine, database: Database, name: str, case: Case) -> list[Any]:
+    """The values in this column of the table `target`."""
+    quoted = engine.dialect.identifier_preparer.quote_identifier(name)
+    query = f"SELECT {case.selected(database.name, quoted)} FROM target ORDER BY id"
+    return [case.shown(database.name, value) for (value,) in fetched(engine, query)]
 
 
 def _as_it_is(value: Any) -> Any:

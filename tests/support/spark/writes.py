@@ -12,6 +12,7 @@ from sqlalchemy import (
     Column,
     Connection,
     Engine,
+    Executable,
     MetaData,
     String,
     Table,
@@ -123,6 +124,25 @@ def losing_an_answer() -> Iterator[None]:
     assert lost
 
 
+def execute(engine: Engine, *statements: str | Executable) -> None:
+    """Run statements in one transaction."""
+    with engine.begin() as connection:
+        for each in statements:
+            _execute(connection, each)
+
+
+def fetched(engine: Engine, query: str | Executable) -> list[tuple[Any, ...]]:
+    """The rows that a query finds."""
+    with engine.connect() as connection:
+        return [tuple(row) for row in _execute(connection, query)]
+
+
+def _execute(connection: Connection, statement: str | Executable) -> Any:
+    if isinstance(statement, str):
+        return connection.exec_driver_sql(statement, execution_options={"no_parameters": True})
+    return connection.execute(statement)
+
+
 def rows_in(engine: Engine, table: Table) -> int:
     """How many rows a table has."""
     with engine.connect() as connection:
@@ -131,8 +151,7 @@ def rows_in(engine: Engine, table: Table) -> int:
 
 def written(engine: Engine) -> list[tuple[str, int]]:
     """The rows of the table, sorted."""
-    with engine.connect() as connection:
-        return sorted((row.id, row.amount) for row in connection.execute(select(RESULT)))
+    return sorted(fetched(engine, select(RESULT.c.id, RESULT.c.amount)))
 
 
 def taken(engine: Engine, consumer: str = CONSUMER) -> list[str]:
