@@ -212,14 +212,6 @@ def test_an_exit_comes_through(decide: Decide) -> None:
 
 
 @each_listener
-def test_an_empty_batch(decide: Decide) -> None:
-    """An empty batch gives no decisions."""
-    decisions = decide([], lambda _: NEW)
-    assert list(decisions) == []
-    assert decisions.acknowledged == 0
-
-
-@each_listener
 def test_context_variables_reach_the_handler(decide: Decide) -> None:
     """The handler sees the caller's context variables, so traces stay connected."""
     seen: list[str] = []
