@@ -15,7 +15,7 @@ from spark import InboxDataSource, InboxWriter, Statements
 from spark.errors import ColumnMismatch
 from tests.support import accounts
 from tests.support.database import Database
-from tests.support.spark.writes import counts, make_result, taken, written
+from tests.support.spark.writes import counts, execute, fetched, make_result, taken, written
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -134,9 +134,8 @@ def test_awkward_names_of_columns(
     by its keys alone, and with both of Arrow's text types that Spark can be set to use. The data source
     accepts dots and backticks, too."""
     names = ["order id", "it's", 'per "cent" %s', "Größe", "a.b `c`"]
-    with engine.begin() as connection:
-        columns = ", ".join('"' + name.replace('"', '""') + '" text' for name in names)
-        connection.exec_driver_sql(f"CREATE TABLE awkward ({columns})".replace("%", "%%"))
+    columns = ", ".join('"' + name.replace('"', '""') + '" text' for name in names)
+    execute(engine, f"CREATE TABLE awkward ({columns})")
     rows = (
         spark_session.range(50, numPartitions=2)
         .selectExpr("string(id)", "'b'", "'c'", "'d'")
@@ -228,14 +227,26 @@ def test_the_data_source_writes_once(
     save(frame(spark_session), **options)
     assert len(written(engine)) == len(taken(engine)) == 100
     ledger = tables().ledger
-    with engine.connect() as connection:
-        found = connection.execute(
-            select(ledger.c.batch, ledger.c.rows_read, ledger.c.rows_new).where(
-                ledger.c.run == "load", ledger.c.part == -1
-            )
-        )
-        batches = {row.batch: (row.rows_read, row.rows_new) for row in found}
-    assert batches == {1: (100, 60), 2: (100, 0)}
+    whole = select(ledger.c.batch, ledger.c.rows_read, ledger.c.rows_new)
+    found = fetched(engine, whole.where(ledger.c.run == "load", ledger.c.part == -1))
+    assert set(found) == {(1, 100, 60), (2, 100, 0)}
+
+
+def test_content_that_differs(postgres: Database, engine: Engine, spark_session: "SparkSession") -> None:
+    """A finished run is recognised by its keys and the digest's columns, which Spark carries along, and
+    reports its mismatches again. With mismatches="error", `format("inbox")` fails the job."""
+    rows = frame(spark_session, partitions=2)
+    writer(postgres, digest="amount").write(rows)
+    changed = rows.selectExpr("id", "IF(amount % 2 = 0, amount, -amount) AS amount", "'x' AS note")
+    for replayed in (0, 2):
+        report = writer(postgres, digest="amount", run="r").write(changed)
+        assert (counts(report), report.mismatch, report.replayed) == ({"duplicate": 100}, 50, replayed)
+    options = {**usual(postgres), "dbtable": "result", "key": "id", "consumer": "billing"}
+    options |= {"digest": "amount", "mismatches": "error"}
+    with pytest.raises(Exception, match="mismatches='error': 25 rows"):
+        save(changed, **options)
+    save(rows, **options)
+    assert written(engine) == sorted((f"k{number}", number) for number in range(100))
 
 
 def test_the_data_source_takes_defaults_of_the_session(

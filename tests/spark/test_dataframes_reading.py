@@ -9,7 +9,7 @@ from sqlalchemy import delete, update
 from inbox.schema import tables
 from spark import InboxDataSource, InboxWriter
 from tests.support.database import Database
-from tests.support.spark.writes import RESULT, make_result
+from tests.support.spark.writes import RESULT, execute, make_result
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,8 +44,7 @@ def test_reading_and_reconciling(postgres: Database, spark_session: "SparkSessio
     assert named == [("missing", 2, 15), ("missing", 3, 25)]
     writer.write(rows)
     assert writer.reconcile(rows).is_complete
-    with engine.begin() as connection:
-        connection.execute(delete(RESULT).where(RESULT.c.amount == 99))
+    execute(engine, delete(RESULT).where(RESULT.c.amount == 99))
     [difference] = writer.reconcile(rows).differences
     assert (difference.what, difference.sample, difference.run) == ("unapplied", ('["k99",99]',), "r")
     assert difference.committed_at is not None
@@ -53,8 +52,7 @@ def test_reading_and_reconciling(postgres: Database, spark_session: "SparkSessio
 
     InboxWriter(url, "result", key="id", consumer="later", run="s").write(rows)
     old = datetime(2026, 1, 1, tzinfo=UTC)
-    with engine.begin() as connection:
-        connection.execute(update(LEDGER).where(LEDGER.c.run == "r").values(committed_at=old))
+    execute(engine, update(LEDGER).where(LEDGER.c.run == "r").values(committed_at=old))
     everything = spark_session.read.format("inbox").options(**options).load()
     where = "consumer IN ('billing', 'later') AND accepted_at > '2026-06-01' AND run = 's'"
     assert everything.where(where).count() == 100
@@ -77,8 +75,7 @@ def test_errors_of_a_read(postgres: Database, spark_session: "SparkSession") -> 
     url = postgres.url.set(username="postgres", password=SECRET).render_as_string(hide_password=False)
     with pytest.raises(Exception, match="InvalidOption: dbtable='t'") as caught:
         spark_session.read.format("inbox").options(url=url, dbtable="t").load()
-    with postgres.engine().begin() as connection:
-        connection.exec_driver_sql("DROP TABLE inbox_ledger")
+    execute(postgres.engine(), "DROP TABLE inbox_ledger")
     with pytest.raises(Exception, match="TablesMissing") as missing:
         spark_session.read.format("inbox").options(url=url, consumer="billing").load().collect()
     assert SECRET not in f"{caught.value}{missing.value}"

@@ -1,6 +1,7 @@
 """Inbox rows that Spark writes in bulk refer to their load, a ledger row that records when and by which job
 they were written."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
@@ -19,7 +20,7 @@ from outbox import Outbox, audit
 from tests.support.cli import in_this_process, succeeded
 from tests.support.database import Database
 from tests.support.purge_clock import Clock
-from tests.support.spark.writes import CONSUMER, batch, counts, make_result, taken, write, written
+from tests.support.spark.writes import CONSUMER, batch, counts, execute, make_result, taken, write, written
 from tests.support.together import Task
 
 MESSAGE, LEDGER = tables().message, tables().ledger
@@ -213,19 +214,40 @@ class Killed(BaseException):
     """Ends a purge between two statements."""
 
 
-def test_a_purge_killed_at_any_point(postgres: Database, engine: Engine) -> None:
-    """Wherever a purge is killed, no row is left without its load, and the next purge continues."""
-    load(postgres, "a", 60)
-    load(postgres, "b", 60)
-    for run in ("a", "b"):
-        age(engine, run)
-    kills = 0
-    while taken(engine) or runs(engine):
+@pytest.mark.quick("postgresql")
+def test_a_purge_killed_at_any_point(migrated: Database) -> None:
+    """Wherever a purge is killed, no row is left without its load, and a repeated job finds either the ledger
+    row of a partition or none of its keys. The next purge deletes everything, and the next job writes each
+    row once."""
+    engine, kills, is_over = make_result(migrated), 0, False
+    parts = [[batch(*((f"{name}{number}", 1) for number in range(30)))] for name in "ab"]
+    while not is_over:
+        write(migrated, *parts, run="r")
+        before = Counter(key for key, _ in written(engine))
+        date_back(engine)
         with killed_after(engine, kills):
             purge(engine, batch=20, sleep=lambda _: None)
-        kills += 1
+            is_over = True
         assert orphans(engine) == 0
-    assert kills > 20
+        assert counts(write(migrated, *parts, run="r")) == {"new": 60}
+        rows = Counter(key for key, _ in written(engine))
+        rows.subtract(before)
+        assert [len({rows[f"{name}{number}"] for number in range(30)}) for name in "ab"] == [1, 1]
+        assert orphans(engine) == 0
+        date_back(engine)
+        assert purge(engine, sleep=lambda _: None).finished
+        assert (taken(engine), runs(engine)) == ([], [])
+        kills += 1
+    assert kills > 10
+
+
+def date_back(engine: Engine) -> None:
+    """Date everything back by a month."""
+    long_ago = datetime.now(UTC) - MONTH
+    with engine.begin() as connection:
+        connection.execute(update(LEDGER).values(committed_at=long_ago))
+        single = update(MESSAGE).where(MESSAGE.c.accepted_at.is_not(None))
+        connection.execute(single.values(accepted_at=long_ago))
 
 
 @contextmanager
@@ -354,8 +376,7 @@ def test_a_load_that_the_ledger_has_lost(postgres: Database, engine: Engine) -> 
     [key, *_] = load(postgres, "a")
     load(postgres, "b")
     age(engine, "b")
-    with engine.begin() as connection:
-        connection.execute(delete(LEDGER).where(LEDGER.c.run == "a"))
+    execute(engine, delete(LEDGER).where(LEDGER.c.run == "a"))
     assert purge(engine).rows == 3
     assert len(taken(engine)) == 3
     shown = show(engine, CONSUMER, key)

@@ -18,7 +18,6 @@ from sqlalchemy import (
     func,
     insert,
     select,
-    text,
     update,
 )
 
@@ -37,6 +36,8 @@ from tests.support.spark.writes import (
     attempt,
     batch,
     counts,
+    execute,
+    fetched,
     make_result,
     prepared,
     taken,
@@ -92,10 +93,9 @@ def prices(*values: tuple[str, int | None, int]) -> pa.RecordBatch:
     )
 
 
-def price(engine: Engine) -> list[tuple[int | None, int]]:
+def price(engine: Engine) -> list[tuple[Any, ...]]:
     """The stored versions and prices."""
-    with engine.connect() as connection:
-        return [(row.version, row.price) for row in connection.execute(select(PRICE))]
+    return fetched(engine, select(PRICE.c.version, PRICE.c.price))
 
 
 ORDERS: list[tuple[list[Any], tuple[int, int]]] = [
@@ -120,9 +120,7 @@ def test_upsert_keeps_the_newest(migrated: Database, engine: Engine) -> None:
                 report = write(migrated, [prices(*values)], table="price", key="event", results=NEWEST)
                 assert counts(report) == {"new": len(values)}
             assert price(engine) == [newest]
-        with engine.begin() as connection:
-            connection.execute(delete(PRICE))
-            connection.execute(delete(tables().message))
+        execute(engine, delete(PRICE), delete(tables().message))
 
 
 def test_upsert_of_equal_versions_keeps_one_whole_row(migrated: Database, engine: Engine) -> None:
@@ -147,27 +145,23 @@ def test_names_that_need_quotes(migrated: Database, engine: Engine, inbox: str, 
     names = ("nothing", "order", "a:b (c)")
     quote = engine.dialect.identifier_preparer.quote_identifier
     key, version, other = (quote(name) for name in names)
-    with engine.begin() as connection:
-        columns = f"{key} varchar(20) PRIMARY KEY, {version} bigint, {other} bigint"
-        connection.exec_driver_sql(f"CREATE TABLE {quote(table)} ({columns})")
+    quoted = quote(table).replace("%%", "%")  # doubled for statements with parameters
+    columns = f"{key} varchar(20) PRIMARY KEY, {version} bigint, {other} bigint"
+    execute(engine, f"CREATE TABLE {quoted} ({columns})")
     options: dict[str, Any] = {"key": ["nothing", "order"], "results": Upsert("nothing", "order")}
     given = pa.record_batch([["a", "a", "b"], [1, 2, 1], [3, 4, 5]], names=list(names))
     write(migrated, [given], table=table, inbox=inbox, **options)
-    with engine.connect() as connection:
-        found = connection.exec_driver_sql(f"SELECT * FROM {quote(table)} ORDER BY 1").all()
-    assert found == [("a", 2, 4), ("b", 1, 5)]
+    assert fetched(engine, f"SELECT * FROM {quoted} ORDER BY 1") == [("a", 2, 4), ("b", 1, 5)]
 
 
 def test_upsert_of_nothing_but_its_key(migrated: Database, engine: Engine) -> None:
     """Upsert works for a table that has only a key and a version."""
     METADATA.tables["price"].drop(engine)
-    with engine.begin() as connection:
-        connection.exec_driver_sql("CREATE TABLE price (item INTEGER PRIMARY KEY, version BIGINT)")
+    execute(engine, "CREATE TABLE price (item INTEGER PRIMARY KEY, version BIGINT)")
     for version in (1, 3, 2):
         batches = [rows(event=[f"e{version}"], item=pa.array([1], pa.int32()), version=[version])]
         write(migrated, batches, table="price", key="event", results=Upsert("item", "version"))
-    with engine.connect() as connection:
-        assert connection.exec_driver_sql("SELECT item, version FROM price").all() == [(1, 3)]
+    assert fetched(engine, "SELECT item, version FROM price") == [(1, 3)]
 
 
 def payments(first: int, last: int) -> pa.RecordBatch:
@@ -207,8 +201,7 @@ def test_statements_run_in_order_and_as_they_are(migrated: Database, engine: Eng
     for _ in range(2):
         write(migrated, [batch(("a1", 1), ("a2", 2), ("b", 3))], results=results)
     assert written(engine) == [("a1", 2), ("a2", 3), ("all", 3)]
-    with engine.connect() as connection:
-        assert connection.execute(select(func.count()).where(RESULT.c.note == "100 % :x %s")).scalar() == 2
+    assert fetched(engine, select(func.count()).where(RESULT.c.note == "100 % :x %s")) == [(2,)]
     many = [batch(*((f"{at} {number}", 1) for number in range(2_000))) for at in range(10)]
     write(migrated, many, results=Statements(results.texts[2]), memory=2**20)
     assert ("all", 20_000) in written(engine)
@@ -296,8 +289,7 @@ def test_missing_tables_are_found_before_a_row_is_read(database: Database) -> No
 def test_a_value_that_the_table_refuses_leaves_nothing(migrated: Database, engine: Engine) -> None:
     """A row that violates a constraint rolls back its whole partition, keys included."""
     METADATA.create_all(engine)
-    with engine.begin() as connection:
-        connection.execute(insert(PRICE), {"shop": "s", "item": 1, "version": 1, "price": 1})
+    execute(engine, insert(PRICE).values(shop="s", item=1, version=1, price=1))
     with pytest.raises(Exception, match=r"(?i)duplicate|unique"):
         write(migrated, [prices(("a", 1, 1))], table="price", key="event", run="r")
     assert taken(engine) == []
@@ -319,13 +311,14 @@ def test_a_rule_with_a_function_that_takes_no_null(postgres: Database) -> None:
     """A view whose rule calls a function that raises an error for NULL can be written: the check before a row
     is read has no values, and so decides nothing about such a function."""
     engine = make_result(postgres)
-    with engine.begin() as connection:
-        body = "BEGIN IF given IS NULL THEN RAISE 'none'; END IF; RETURN given; END"
-        options = f"RETURNS text IMMUTABLE LANGUAGE plpgsql AS $${body}$$"
-        connection.execute(text(f"CREATE FUNCTION present(given text) {options}"))
-        connection.execute(text("CREATE VIEW seen AS SELECT id, amount FROM result"))
-        done = "INSERT INTO result (id, amount) VALUES (present(NEW.id), NEW.amount)"
-        connection.execute(text(f"CREATE RULE written AS ON INSERT TO seen DO INSTEAD {done}"))
+    body = "BEGIN IF given IS NULL THEN RAISE 'none'; END IF; RETURN given; END"
+    done = "INSERT INTO result (id, amount) VALUES (present(NEW.id), NEW.amount)"
+    execute(
+        engine,
+        f"CREATE FUNCTION present(given text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $${body}$$",
+        "CREATE VIEW seen AS SELECT id, amount FROM result",
+        f"CREATE RULE written AS ON INSERT TO seen DO INSTEAD {done}",
+    )
     assert write(postgres, [batch(("a", 1))], table="seen").new == 1
     assert written(engine) == [("a", 1)]
 
@@ -333,10 +326,7 @@ def test_a_rule_with_a_function_that_takes_no_null(postgres: Database) -> None:
 def test_a_rule_of_the_target_fires(postgres: Database) -> None:
     """A rule of PostgreSQL sees each row, whatever the types of the columns."""
     engine = make_result(postgres)
-    with engine.begin() as connection:
-        connection.execute(text("CREATE TABLE seen (id text)"))
-        rule = "CREATE RULE seen AS ON INSERT TO result DO ALSO INSERT INTO seen VALUES (NEW.id)"
-        connection.execute(text(rule))
+    rule = "CREATE RULE seen AS ON INSERT TO result DO ALSO INSERT INTO seen VALUES (NEW.id)"
+    execute(engine, "CREATE TABLE seen (id text)", rule)
     assert write(postgres, [batch(("a", 1), ("b", 2))]).new == 2
-    with engine.connect() as connection:
-        assert set(connection.scalars(text("SELECT id FROM seen"))) == {"a", "b"}
+    assert set(fetched(engine, "SELECT id FROM seen")) == {("a",), ("b",)}

@@ -12,7 +12,8 @@ from spark import InboxDataSource, InboxWriter
 from spark.errors import ColumnMismatch
 from tests.support.database import Database
 from tests.support.spark.arrays import gridded, listed
-from tests.support.spark.types import CASES, NEW_YORK, Case, on_all
+from tests.support.spark.types import CASES, NEW_YORK, Case, on_all, stored
+from tests.support.spark.writes import execute
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -88,12 +89,6 @@ def session(spark_session: "SparkSession") -> Iterator["SparkSession"]:
     spark_session.conf.set("spark.sql.session.timeZone", before)
 
 
-def execute(engine: Engine, statement: str) -> None:
-    """Run one statement."""
-    with engine.begin() as connection:
-        connection.exec_driver_sql(statement)
-
-
 def by_writer(df: "DataFrame", url: str) -> None:
     """Write with `InboxWriter.write`."""
     report = InboxWriter(url, "target", key="id", consumer="types").write(df)
@@ -124,12 +119,7 @@ def test_what_spark_sends(migrated: Database, engine: Engine, session: "SparkSes
     url = migrated.url.render_as_string(hide_password=False)
     door(full.unionByName(empty, allowMissingColumns=True), url)
 
-    found = {}
-    with engine.connect() as connection:
-        for name, (_, _, case) in columns.items():
-            asked = f"SELECT {case.selected(migrated.name, quote(name))} FROM target ORDER BY id"
-            shown = connection.exec_driver_sql(asked).scalars()
-            found[name] = [case.shown(migrated.name, value) for value in shown]
+    found = {name: stored(engine, migrated, name, case) for name, (_, _, case) in columns.items()}
     assert found == {name: [None, value, None] for name, (_, value, _) in columns.items()}
 
 
