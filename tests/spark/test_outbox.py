@@ -1,8 +1,6 @@
 """Messages that a partition publishes: they are sent if and only if the partition commits."""
 
 import json
-import signal
-import sys
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -11,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from sqlalchemy import Connection, Engine, create_engine, insert
+from sqlalchemy import Connection, insert
 
 from inbox.errors import InvalidOption, TablesMissing
 from outbox import Accepted, Envelope, Message, Outbox, Outcome, Relay
@@ -20,9 +18,7 @@ from spark._options.names import from_strings
 from spark._options.settings import checked
 from spark.errors import ColumnMismatch, InvalidRow
 from tests.support.cases import case
-from tests.support.crash_worker import kill_at
 from tests.support.database import Database
-from tests.support.forked import run_forked
 from tests.support.on_servers import each_on, on
 from tests.support.spark.writes import (
     RESULT,
@@ -30,6 +26,7 @@ from tests.support.spark.writes import (
     attempt,
     batch,
     counts,
+    execute,
     losing_an_answer,
     make_result,
     prepared,
@@ -139,8 +136,7 @@ def test_a_message_for_each_partition(migrated: Database) -> None:
     """Each partition with new rows publishes one message with its counts, also with inbox="table". A replay
     publishes none."""
     engine = make_result(migrated)
-    with engine.begin() as connection:
-        connection.exec_driver_sql("CREATE UNIQUE INDEX own ON result (id)")
+    execute(engine, "CREATE UNIQUE INDEX own ON result (id)")
     for inbox in ("rows", "table"):
         options = {
             "outbox": PerPartition("loaded", key=inbox),
@@ -154,8 +150,7 @@ def test_a_message_for_each_partition(migrated: Database) -> None:
         first = {"consumer": inbox, "run": inbox, "batch": 0, "part": 0, "rows": 4, "new": 3} | sums
         second = first | {"part": 1, "rows": 7, "new": 7}
         assert objects(migrated) == [(inbox, first | {"repeated": 1}), (inbox, second)]
-        with engine.begin() as connection:
-            connection.execute(RESULT.delete())
+        execute(engine, RESULT.delete())
 
 
 @each_on("sqlite", "how", {"row": PerRow("billed"), "partition": PerPartition("loaded")})
@@ -166,30 +161,6 @@ def test_a_lost_answer_to_a_commit_publishes_once(migrated: Database, how: PerRo
     with losing_an_answer():
         attempt(task, 0, batch(*TEN))
     assert len(relayed(migrated)) == (10 if isinstance(how, PerRow) else 1)
-
-
-@pytest.mark.quick("postgresql")
-@each_on("postgresql", "point", ["before commit", "after commit"])
-def test_a_killed_task_publishes_with_its_rows(migrated: Database, point: str) -> None:
-    """After kill -9 just before or after the COMMIT, there are as many messages as rows; and again after
-    another attempt."""
-    engine = make_result(migrated)
-    url = migrated.url.render_as_string(hide_password=False)
-    code, _, errors = run_forked(die_publishing, ["die_publishing", url, point])
-    assert code == -signal.SIGKILL, errors
-    sent = relayed(migrated)
-    assert len(sent) == len(written(engine)) == (10 if point == "after commit" else 0)
-    write(migrated, [batch(*TEN)], run="r", outbox=PerRow("billed"))
-    assert len(sent + relayed(migrated)) == len(written(engine)) == 10
-
-
-def die_publishing() -> None:
-    """Runs a task in a separate process that is killed at a point."""
-    url, point = sys.argv[1:]
-    database: Any = create_engine(url)
-    task = prepared(database, run="r", outbox=PerRow("billed"))
-    kill_at(Engine, point)  # type: ignore[arg-type]
-    attempt(task, 0, batch(*TEN))
 
 
 @on("sqlite")
@@ -209,8 +180,7 @@ def test_messages_that_cannot_be_published(migrated: Database) -> None:
     with pytest.raises(InvalidRow, match="1 rows have no payload"):
         write(migrated, [note], outbox=PerRow("t", payload="note"))
     assert written(engine) == []
-    with engine.begin() as connection:
-        connection.exec_driver_sql("DROP TABLE outbox_message")
+    execute(engine, "DROP TABLE outbox_message")
     with pytest.raises(TablesMissing, match="outbox_message"):
         prepared(migrated, outbox=PerRow("t"))
 

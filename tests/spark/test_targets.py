@@ -21,16 +21,17 @@ from sqlalchemy import (
 )
 
 from inbox.errors import InvalidOption
-from spark import Append, InboxWriter, Statements, Upsert
+from spark import Append, InboxWriter, PerRow, Statements, Upsert
 from spark._executor.destinations import Destination
 from spark._options.settings import checked
 from spark.errors import ColumnMismatch
+from tests.spark.test_outbox import relayed
 from tests.support.cases import case
 from tests.support.crash_worker import kill_at
 from tests.support.database import Database
 from tests.support.forked import run_forked
 from tests.support.on_servers import each_on, on
-from tests.support.spark.writes import attempt, counts, losing_an_answer, prepared, taken, write
+from tests.support.spark.writes import attempt, counts, fetched, prepared, taken, write
 
 METADATA = MetaData()
 ORDER = Table(
@@ -59,6 +60,7 @@ SCHEMA = pa.schema(
     ]
 )
 TARGETS = [Append("purchase"), Append("line", explode="items"), Append("tag", explode="tags")]
+TOLD = PerRow("bought", payload="buyer")
 USUAL: dict[str, Any] = {"table": None, "key": "purchase_id", "results": TARGETS}
 
 
@@ -85,15 +87,13 @@ def purchases(*numbers: int, version: int = 1) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
 
 
-def stored(engine: Engine) -> tuple[list[str], list[tuple[str, int, str]], list[tuple[str, str]]]:
+def stored(engine: Engine) -> tuple[list[str], list[tuple[Any, ...]], list[tuple[Any, ...]]]:
     """The rows of the three tables, sorted."""
-    with engine.connect() as connection:
-        orders = sorted(connection.scalars(select(ORDER.c.purchase_id)))
-        lines, tags = (sorted(tuple(row) for row in connection.execute(select(each))) for each in (LINE, TAG))
-        return orders, lines, tags
+    orders, lines, tags = (sorted(fetched(engine, select(each))) for each in (ORDER.c.purchase_id, LINE, TAG))
+    return [number for (number,) in orders], lines, tags
 
 
-def expected(*numbers: int) -> tuple[list[str], list[tuple[str, int, str]], list[tuple[str, str]]]:
+def expected(*numbers: int) -> tuple[list[str], list[tuple[Any, ...]], list[tuple[Any, ...]]]:
     """The content of the tables when these purchases are applied once."""
     lines = [(f"p{each}", line, f"s{each}-{line}") for each in numbers for line in range(each % 10)]
     tags = [(f"p{each}", tag) for each in numbers if each % 3 == 2 for tag in ("a", f"t{each}")]
@@ -142,8 +142,7 @@ def test_a_header_that_is_updated(migrated: Database, engine: Engine) -> None:
     for version in (1, 3, 2, 3):
         write(migrated, [purchases(2, 5, version=version).select(SCHEMA.names[:4])], **options)
     assert stored(engine)[:2] == expected(2, 5)[:2]
-    with engine.connect() as connection:
-        assert set(connection.scalars(select(ORDER.c.version))) == {3}
+    assert set(fetched(engine, select(ORDER.c.version))) == {(3,)}
 
 
 def test_a_target_that_refuses_a_row(migrated: Database, engine: Engine) -> None:
@@ -155,42 +154,30 @@ def test_a_target_that_refuses_a_row(migrated: Database, engine: Engine) -> None
     assert (stored(engine), taken(engine)) == (expected(), [])
 
 
-def test_a_lost_answer_to_a_commit(migrated: Database, engine: Engine) -> None:
-    """When the answer to a COMMIT is lost, the partition is retried, and its lines are written once."""
-    task = prepared(migrated, schema=SCHEMA, **USUAL)
-    with losing_an_answer():
-        done = attempt(task, 0, purchases(3, 5))
-    assert done is not None
-    assert done.counts.new == 2
-    assert stored(engine) == expected(3, 5)
-
-
 @pytest.mark.quick("postgresql")
 @each_on("postgresql", "point", ["between targets", "before commit", "after commit"])
 def test_a_killed_task_leaves_all_or_nothing(migrated: Database, engine: Engine, point: str) -> None:
-    """A task is killed with kill -9 between two targets, and just before or after the COMMIT. Another attempt
-    at the partition completes it, and each purchase has its lines once."""
+    """A task is killed with kill -9 between two targets, and just before or after the COMMIT: there are all
+    rows and messages, or none. Another attempt at the partition completes it, and each purchase has its lines
+    and its message once."""
     url = migrated.url.render_as_string(hide_password=False)
     code, _, errors = run_forked(die_writing, ["die_writing", url, point])
     assert code == -signal.SIGKILL, errors
-    there = expected(*range(1, 40)) if point == "after commit" else expected()
-    assert stored(engine) == there
-    report = write(migrated, [purchases(*range(1, 40))], run="r", **USUAL)
+    there = range(1, 40) if point == "after commit" else ()
+    assert stored(engine) == expected(*there)
+    sent = relayed(migrated)
+    assert len(sent) == len(there)
+    report = write(migrated, [purchases(*range(1, 40))], run="r", **USUAL, outbox=TOLD)
     assert counts(report) == {"new": 39}
     assert stored(engine) == expected(*range(1, 40))
+    assert len(sent + relayed(migrated)) == 39
 
 
 def die_writing() -> None:
     """Runs a task in a separate process that is killed at a point."""
     url, point = sys.argv[1:]
-    made = create_engine(url)
-
-    class Here:
-        """The database, in the form that `prepared` expects."""
-
-    here: Any = Here()
-    here.url = made.url
-    task = prepared(here, schema=SCHEMA, run="r", **USUAL)
+    database: Any = create_engine(url)
+    task = prepared(database, schema=SCHEMA, run="r", **USUAL, outbox=TOLD)
     if point == "between targets":
         _kill_before_the_second_target()
     else:
