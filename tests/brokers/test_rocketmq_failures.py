@@ -8,7 +8,6 @@ from contextlib import closing
 
 import pytest
 
-from examples.embedded_postgres import free_port
 from outbox import Accepted, Unavailable, Unknown
 from outbox.rocketmq import RocketMQPublisher
 from tests.servers.rocketmq import LocalRocket
@@ -57,17 +56,6 @@ def sends(proxy: RocketProxy) -> RocketMQPublisher:
 def is_here(chunk: bytes) -> bool:
     """Whether this chunk contains the marked message."""
     return HERE in chunk
-
-
-def test_nobody_answers() -> None:
-    """If the server does not answer, nothing was sent, so every message is unavailable. The reason does not
-    contain the secret."""
-    url = f"rocketmq://key:secret@127.0.0.1:{free_port()}"
-    with closing(RocketMQPublisher(url, timeout=TIMEOUT)) as publisher:
-        outcomes = published(publisher, [envelope("t", key=f"{number}") for number in range(50)])
-    assert {type(each) for each in outcomes} == {Unavailable}
-    assert "does not answer" in str(outcomes[0])
-    assert "secret" not in str(outcomes)
 
 
 def test_a_server_that_goes_away_between_sends(

@@ -248,6 +248,8 @@ def test_checks(rocketmq: Topics, url: str, caplog: pytest.LogCaptureFixture) ->
     away = f"rocketmq://key:secret@127.0.0.1:{free_port()}"
     with closing(RocketMQPublisher(away, topics=good)) as publisher, caplog.at_level(logging.WARNING):
         publisher.check(30)
+        (outcome,) = published(publisher, [envelope(good[0])])
+    assert "does not answer" in reason(outcome)
     assert "not checked, because RocketMQ cannot be reached" in caplog.text
     assert "secret" not in caplog.text
 

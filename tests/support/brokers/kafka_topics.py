@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from types import TracebackType
 from typing import Any, Self
 from uuid import uuid4
 
@@ -22,7 +21,9 @@ from confluent_kafka.cimpl import NewTopic
 
 from inbox._consuming.kafka.record import delivery_of
 from outbox import Envelope
+from tests.support import processes
 
+wait_until = processes.wait_until
 WAIT = 30
 """Seconds, for what takes milliseconds on a machine that is not busy."""
 
@@ -153,24 +154,10 @@ class Topics:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._made:
             for deleted in self._admin.delete_topics(self._made).values():
                 deleted.result(WAIT)
-
-
-def wait_until(is_so: Callable[[], object]) -> None:
-    """Wait until the condition holds; TimeoutError if it never does."""
-    deadline = time.monotonic() + WAIT
-    while not is_so():
-        if time.monotonic() > deadline:
-            raise TimeoutError
-        time.sleep(0.05)
 
 
 def values(records: list[Message]) -> list[str]:

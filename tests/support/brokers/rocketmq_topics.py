@@ -3,7 +3,6 @@
 import re
 import time
 from datetime import UTC, datetime
-from types import TracebackType
 from typing import Any, Self
 from uuid import uuid4
 
@@ -115,12 +114,7 @@ class Topics:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for topic in self._topics:
             self._remoting.delete_topic(topic)
         for group in self._groups:
