@@ -19,11 +19,6 @@ Run = Callable[..., Done]
 
 
 @pytest.fixture
-def engine(postgres: Database) -> Engine:
-    return postgres.engine()
-
-
-@pytest.fixture
 def run(postgres: Database) -> Run:
     """A function that runs a command on the test's database."""
     url = postgres.url.render_as_string(hide_password=False)

@@ -27,11 +27,6 @@ LIFE = ["starts:", "is", "owns", "has"]
 """The first words of the lines that a relay writes to stderr about itself."""
 
 
-@pytest.fixture
-def engine(postgres: Database) -> Engine:
-    return postgres.engine()
-
-
 def test_drain(engine: Engine, postgres: Database, queues: Queues) -> None:
     """`drain` sends everything that can be sent, and ends; the report has the counts."""
     queue = queues.new()

@@ -40,9 +40,7 @@ takes = pytest.mark.parametrize("take", TAKES)
 def engine(migrated: Database) -> Engine:
     """An engine at READ COMMITTED (SQLite has one level only), with an account to write to."""
     level = {} if migrated.name == "sqlite" else {"isolation_level": "READ COMMITTED"}
-    engine = migrated.engine(pool_size=20, **level)
-    accounts.make(engine)
-    return engine
+    return accounts.make(migrated.engine(pool_size=20, **level))
 
 
 @contextmanager
@@ -190,8 +188,7 @@ def test_a_race_with_an_older_snapshot_is_a_transient_error(
 ) -> None:
     """If a transaction's snapshot is older than the commit of the key, it cannot read the stored row: it gets
     a transient error, never DUPLICATE."""
-    engine = migrated.engine(isolation_level=level)
-    accounts.make(engine)
+    engine = accounts.make(migrated.engine(isolation_level=level))
     if migrated.name == "sqlite":
         with engine.connect() as connection:
             connection.exec_driver_sql("PRAGMA journal_mode = WAL")

@@ -32,9 +32,7 @@ INBOX, ASYNC_INBOX = Inbox("bookkeeping"), AsyncInbox("bookkeeping")
 @pytest.fixture
 def engine(migrated: Database) -> Engine:
     """A database with accounts."""
-    engine = migrated.engine()
-    accounts.make(engine, [f"account {number}" for number in range(OTHERS)] + ["cash"])
-    return engine
+    return accounts.make(migrated.engine(), [f"account {number}" for number in range(OTHERS)] + ["cash"])
 
 
 def deliver(source: "Engine | sessionmaker[Session]", body: Callable[[Any], object]) -> Verdict:
@@ -99,8 +97,7 @@ def test_a_handler_whose_transaction_aborted_is_not_retried(postgres: Database) 
 def test_a_swallowed_error_after_a_duplicate_is_told_too(postgres: Database) -> None:
     """A swallowed error raises TransactionAborted for a duplicate too: otherwise what the block wrote would
     be lost silently."""
-    engine = postgres.engine()
-    accounts.make(engine)
+    engine = accounts.make(postgres.engine())
     deliver(engine, lambda _: None)
     with pytest.raises(TransactionAborted), INBOX.transaction(engine, KEY) as work:  # noqa: PT012
         assert work.verdict is Verdict.DUPLICATE

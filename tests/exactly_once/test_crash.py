@@ -28,8 +28,7 @@ pytestmark = pytest.mark.mysql
 def test_a_killed_worker_leaves_all_or_nothing(migrated: Database, source: str, point: str) -> None:
     """A worker is killed with kill -9 while it handles a message; on redelivery the message takes effect only
     if the first run had not committed, so the total is exact either way."""
-    engine = migrated.engine()
-    accounts.make(engine)
+    engine = accounts.make(migrated.engine())
     code, printed, errors = run_worker(migrated, source, point)
     assert (code, printed) == (-signal.SIGKILL, ""), errors
     committed = point == "after commit"
@@ -46,8 +45,7 @@ def test_a_killed_worker_leaves_all_or_nothing(migrated: Database, source: str, 
 def test_a_worker_that_lives_acknowledges(sqlite: Database) -> None:
     """The same worker, when it is not killed, takes effect once and acknowledges, so the other test really
     shows the effect of the kill."""
-    engine = sqlite.engine()
-    accounts.make(engine)
+    engine = accounts.make(sqlite.engine())
     for _ in range(2):
         code, printed, errors = run_worker(sqlite, "engine", "never")
         assert (code, printed) == (0, "ack\n"), errors
@@ -64,8 +62,7 @@ def test_a_restarted_server_costs_no_message(private_postgres: EmbeddedPostgres)
     """PostgreSQL crashes and restarts while 8 workers handle messages: they go on with the same engine, and
     every message takes effect once."""
     messages, copies, crash_at = 400, 2, 150
-    engine = create_engine(private_postgres.url, pool_size=8)
-    accounts.make(engine)
+    engine = accounts.make(create_engine(private_postgres.url, pool_size=8))
     progress = threading.Semaphore(0)
     broken: list[BaseException] = []
 

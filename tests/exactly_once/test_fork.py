@@ -18,8 +18,7 @@ def test_a_fork_inside_a_handler(migrated: Database, source: str, ending: str, e
     """A child forked inside a handler leaves the block and exits while the parent's transaction is still
     open: only the parent commits, with everything it wrote. A child that reaches the end of the block gets an
     error."""
-    engine = migrated.engine()
-    accounts.make(engine)
+    engine = accounts.make(migrated.engine())
     url = migrated.url.render_as_string(hide_password=False)
     done = run([*command("tests.support.fork_worker"), url, source, ending])
     assert (done.returncode, done.stderr) == (0, "")

@@ -63,8 +63,7 @@ class Wire:
 @pytest.fixture
 def wire(migrated: Database) -> Iterator[Wire]:
     """A proxy in front of the server."""
-    direct = migrated.engine()
-    accounts.make(direct)
+    direct = accounts.make(migrated.engine())
     with proxied(migrated.url) as (proxy, url):
         yield Wire(proxy, direct, url, asynchronous(url))
 

@@ -102,9 +102,7 @@ class World:
 @pytest.fixture
 def engine(migrated: Database) -> Engine:
     """A database with a table of accounts; each example opens its own account."""
-    engine = migrated.engine()
-    accounts.make(engine)
-    return engine
+    return accounts.make(migrated.engine())
 
 
 def new_world(engine: Engine) -> World:

@@ -28,9 +28,7 @@ on_sqlite = on("sqlite")
 @pytest.fixture
 def engine(migrated: Database) -> Engine:
     """An engine for a database with an account at zero."""
-    engine = migrated.engine()
-    accounts.make(engine)
-    return engine
+    return accounts.make(migrated.engine())
 
 
 @contextmanager

@@ -61,8 +61,7 @@ def test_a_message_in_flight(server_database: Database, limit: "outages.Limit") 
 def test_a_wait_that_somebody_cancels(postgres: Database) -> None:
     """If an administrator cancels the waiting statement, the message is IN_FLIGHT and the transaction goes
     on."""
-    engine = postgres.engine()
-    accounts.make(engine)
+    engine = accounts.make(postgres.engine())
     asked = threading.Event()
 
     def take() -> Verdict:

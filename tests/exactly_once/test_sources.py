@@ -38,8 +38,7 @@ ASYNC_SOURCES: dict[str, Callable[[AsyncEngine], Any]] = {
 @pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
 def test_a_handler_on_any_source(postgres: Database, source: Callable[[Engine], Any]) -> None:
     """With every kind of source, the body runs once, in the same transaction as the inbox row."""
-    engine = postgres.engine()
-    accounts.make(engine)
+    engine = accounts.make(postgres.engine())
     given = source(engine)
 
     @INBOX.handler(given, key=str)
@@ -74,8 +73,7 @@ async def test_the_same_asynchronously(postgres: Database, source: Callable[[Asy
 def test_the_body_shares_the_scoped_session(postgres: Database) -> None:
     """What the application does through its registry inside the body is part of the message's transaction; a
     registry whose session is already in a transaction is rejected, and its work is kept."""
-    engine = postgres.engine()
-    accounts.make(engine)
+    engine = accounts.make(postgres.engine())
     registry = scoped_session(sessionmaker(engine))
 
     @INBOX.handler(registry, key=str)
@@ -172,8 +170,7 @@ def test_an_invalid_source_is_refused_at_the_decorator(postgres: Database) -> No
 
 def test_a_step_in_a_transaction_takes_the_same(postgres: Database) -> None:
     """`claim.transact(source=)` accepts the same sources."""
-    engine = postgres.engine()
-    accounts.make(engine)
+    engine = accounts.make(postgres.engine())
     with StatusInbox("orders", store=SqlStore(engine)).claim("a") as claim:
         for number, source in enumerate(SOURCES.values()):
             claim.transact(f"pay {number}", lambda handle: accounts.add(handle), source=source(engine))

@@ -65,8 +65,7 @@ def opened(engine: Engine, handle: str) -> Iterator[Any]:
 def test_a_result_belongs_to_its_transaction(migrated: Database, handle: str) -> None:
     """A rollback leaves neither message nor result; a result cannot be set in another transaction, nor after
     a rollback of the savepoint that took the message."""
-    engine = migrated.engine()
-    accounts.make(engine)
+    engine = accounts.make(migrated.engine())
     with opened(engine, handle) as given:
         taken = INBOX.take(given, "a")
         taken.result = 7
@@ -92,8 +91,7 @@ def test_a_result_belongs_to_its_transaction(migrated: Database, handle: str) ->
 def test_a_result_that_was_set_in_a_savepoint(migrated: Database, handle: str) -> None:
     """If the savepoint is rolled back, alone or with an outer one, the result is what it was before; if it is
     released, the result stays. The caller always reads what a duplicate will read."""
-    engine = migrated.engine()
-    accounts.make(engine)
+    engine = accounts.make(migrated.engine())
     with opened(engine, handle) as given:
         accounts.add(given)
         taken = {key: INBOX.take(given, key) for key in "abcd"}

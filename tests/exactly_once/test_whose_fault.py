@@ -327,8 +327,7 @@ def test_what_the_body_has_deferred(migrated: Database) -> None:
 
 def test_what_a_session_writes_last(postgres: Database) -> None:
     """The flush before COMMIT writes the body's objects, so its error counts against the body."""
-    engine = postgres.engine()
-    accounts.make(engine)
+    engine = accounts.make(postgres.engine())
 
     @Inbox("billing").handler(sessionmaker(engine), key=str)
     def handler(session: Session, message: str) -> None:

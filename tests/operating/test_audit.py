@@ -20,11 +20,6 @@ CONSUMER = "billing"
 COUNTS = ("not_sent", "dead", "not_taken", "on_the_way", "delayed", "taken")
 
 
-@pytest.fixture
-def engine(migrated: Database) -> Engine:
-    return migrated.engine()
-
-
 def sent(engine: Engine, *names: str, **outcomes: list[object]) -> list[str]:
     """Publish messages, relay them with `keep_sent`, and return their ids."""
     made = publish(engine, *names)

@@ -25,11 +25,6 @@ from tests.support.outbox_publishers import (
 )
 
 
-@pytest.fixture
-def engine(migrated: Database) -> Engine:
-    return migrated.engine()
-
-
 def refused(engine: Engine, *names: str, **options: object) -> None:
     """Let these messages be refused, and send the others."""
     relay(engine, Recorder({name: [Refused("no")] for name in names}), **options)

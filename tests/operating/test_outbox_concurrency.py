@@ -5,13 +5,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 
-import pytest
 from sqlalchemy import Engine
 
 import outbox
 from outbox import MessageState, Refused
 from outbox.errors import MessageNotFound, WrongState
-from tests.support.database import Database
 from tests.support.on_servers import spread
 from tests.support.outbox_publishers import (
     TABLES,
@@ -23,11 +21,6 @@ from tests.support.outbox_publishers import (
 )
 
 OPERATORS = 4
-
-
-@pytest.fixture
-def engine(migrated: Database) -> Engine:
-    return migrated.engine()
 
 
 def at_the_same_time(act: Callable[[], object]) -> list[object]:

@@ -70,10 +70,9 @@ def grow_old(engine: Engine, age: timedelta) -> None:
         connection.execute(update(TABLES.status).values(updated_at=then))
 
 
-def test_a_purge_keeps_what_was_asked_for(migrated: Database) -> None:
+def test_a_purge_keeps_what_was_asked_for(engine: Engine) -> None:
     """A purge with its defaults keeps each consumer's keys for the retention that the consumer asked for,
     whether longer or shorter than the default."""
-    engine = migrated.engine()
     long, short = Inbox("long", retention=MONTH), Inbox("short", retention=DAY)
     take(engine, long, "a")
     take(engine, short, "a")
@@ -157,10 +156,9 @@ def test_rows_from_before_there_was_a_policy(postgres: Database) -> None:
     assert purge(engine, retention=MONTH).assumed == ()
 
 
-def test_a_duplicate_declares_nothing(migrated: Database) -> None:
+def test_a_duplicate_declares_nothing(engine: Engine) -> None:
     """The policy is stored with the first new message, in the same transaction, and is rolled back with it; a
     duplicate stores none."""
-    engine = migrated.engine()
     billing = Inbox("billing", retention=MONTH)
     with engine.connect() as connection:
         assert [billing.accept(connection, key) for key in "aab"] == [
@@ -365,10 +363,9 @@ def test_a_savepoint_that_is_rolled_back(migrated: Database, is_undone: bool) ->
 
 
 @on("sqlite")
-def test_a_process_asks_once(migrated: Database) -> None:
+def test_a_process_asks_once(engine: Engine) -> None:
     """After its first messages an inbox sends one statement for each new message, as if there were no policy;
     so do other inboxes of the same consumer. For tables in another schema it asks once more."""
-    engine = migrated.engine()
     for key in "ab":
         take(engine, Inbox("billing", retention=MONTH), key)
         claim_orders(engine, key)

@@ -56,10 +56,9 @@ def test_only_old_rows_are_deleted(migrated: Database) -> None:
     assert purge(engine).rows == 0
 
 
-def test_batches_oldest_first(migrated: Database) -> None:
+def test_batches_oldest_first(engine: Engine) -> None:
     """No transaction deletes more than `batch` rows; the oldest are deleted first; `progress` is called after
     each batch."""
-    engine = migrated.engine()
     keys = fill(engine, [WEEK + timedelta(hours=25 - hour) for hour in range(25)])
     seen: list[Purged] = []
     remaining: list[list[str]] = []
@@ -75,17 +74,15 @@ def test_batches_oldest_first(migrated: Database) -> None:
     assert (done.rows, done.batches, done.finished) == (25, 3, True)
 
 
-def test_rows_of_the_same_instant(migrated: Database) -> None:
+def test_rows_of_the_same_instant(engine: Engine) -> None:
     """Rows accepted at exactly the same time are all found, whatever the batch size."""
-    engine = migrated.engine()
     fill(engine, [2 * WEEK] * 37)
     assert purge(engine, batch=5).rows == 37
 
 
 @on("sqlite")
-def test_one_consumer_or_all(migrated: Database) -> None:
+def test_one_consumer_or_all(engine: Engine) -> None:
     """A purge of one consumer does not touch the others; by default every consumer is purged."""
-    engine = migrated.engine()
     for consumer in ("a", "b", "c"):
         fill(engine, [2 * WEEK, DAY], consumer)
     assert Inbox("b").purge(engine).rows == 1
@@ -96,10 +93,9 @@ def test_one_consumer_or_all(migrated: Database) -> None:
 
 
 @on("sqlite")
-def test_the_oldest_unconsumed_message_decides(migrated: Database) -> None:
+def test_the_oldest_unconsumed_message_decides(engine: Engine) -> None:
     """If the broker reports its oldest unconsumed message, older rows are deleted even if the retention is
     longer."""
-    engine = migrated.engine()
     fill(engine, [DAY, timedelta(hours=3), timedelta(hours=1)])
     oldest = datetime.now(UTC) - timedelta(hours=2)
     kept = Retention(broker=WEEK, producer=timedelta(minutes=30))
@@ -107,10 +103,9 @@ def test_the_oldest_unconsumed_message_decides(migrated: Database) -> None:
 
 
 @on("sqlite")
-def test_a_budget_ends_it(migrated: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_budget_ends_it(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """When the budget is used up, the purge stops between two batches and reports that it has not
     finished."""
-    engine = migrated.engine()
     keys = fill(engine, [2 * WEEK] * 20)
     assert purge(engine, budget=0).finished is False
     assert left(engine) == keys
@@ -123,9 +118,8 @@ def test_a_budget_ends_it(migrated: Database, monkeypatch: pytest.MonkeyPatch) -
 
 
 @on("sqlite")
-def test_it_does_not_rest_after_its_budget(migrated: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_does_not_rest_after_its_budget(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the budget is used up by a batch, the purge stops without a rest."""
-    engine = migrated.engine()
     clock = Clock(engine, monkeypatch)
     for budget in range(9, 18):
         fill(engine, [2 * WEEK] * 20)
@@ -140,18 +134,16 @@ def test_it_does_not_rest_after_its_budget(migrated: Database, monkeypatch: pyte
 
 
 @on("sqlite")
-def test_it_rests_as_long_as_it_works(migrated: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_rests_as_long_as_it_works(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """After each full batch the purge sleeps for as long as the batch took."""
-    engine = migrated.engine()
     fill(engine, [2 * WEEK] * 20)
     clock = Clock(engine, monkeypatch)
     purge(engine, batch=5, sleep=clock.sleep)
     assert clock.rests == [3] * 4
 
 
-def test_several_purgers_share_the_work(migrated: Database) -> None:
+def test_several_purgers_share_the_work(engine: Engine) -> None:
     """Four purgers at the same time delete each row once between them, and none fails."""
-    engine = migrated.engine()
     fill(engine, [2 * WEEK] * 2_000)
     start = threading.Barrier(4)
 
@@ -165,9 +157,8 @@ def test_several_purgers_share_the_work(migrated: Database) -> None:
 
 
 @on(*WITH_WRITERS)
-def test_rows_that_somebody_holds_are_passed_over(migrated: Database) -> None:
+def test_rows_that_somebody_holds_are_passed_over(engine: Engine) -> None:
     """A row locked by an open transaction neither blocks a purge nor makes it fail."""
-    engine = migrated.engine()
     keys = fill(engine, [2 * WEEK] * 5)
     with engine.connect() as connection:
         connection.execute(delete(MESSAGE).where(MESSAGE.c.consumer == "billing", MESSAGE.c.key == keys[2]))

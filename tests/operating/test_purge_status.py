@@ -85,9 +85,8 @@ def test_only_old_rows_are_deleted(migrated: Database, status: Status) -> None:
 
 
 @on("sqlite")
-def test_retentions_of_ones_own(migrated: Database) -> None:
+def test_retentions_of_ones_own(engine: Engine) -> None:
     """`retention` and `dead_retention` are independent of one another."""
-    engine = migrated.engine()
     for status in Status:
         fill(engine, status, 3 * DAY)
     purge(engine, dead_retention=2 * DAY)
@@ -97,10 +96,9 @@ def test_retentions_of_ones_own(migrated: Database) -> None:
         purge(engine, dead_retention=-1)
 
 
-def test_a_message_with_a_lease_stays(migrated: Database) -> None:
+def test_a_message_with_a_lease_stays(engine: Engine) -> None:
     """However long ago a message was claimed, it is kept while its lease is renewed, and for the retention
     after that."""
-    engine = migrated.engine()
     keys = fill(
         engine, Status.CONSUMING, MONTH, MONTH, MONTH, lease_ages=(-timedelta(minutes=10), WEEK, WEEK + DAY)
     )
@@ -109,10 +107,9 @@ def test_a_message_with_a_lease_stays(migrated: Database) -> None:
 
 
 @on("sqlite")
-def test_the_oldest_unconsumed_message_decides(migrated: Database) -> None:
+def test_the_oldest_unconsumed_message_decides(engine: Engine) -> None:
     """If the broker reports its oldest unconsumed message, older rows are deleted even if the retention is
     longer; dead and halted ones keep their own retention."""
-    engine = migrated.engine()
     for status in Status:
         fill(engine, status, timedelta(hours=3), timedelta(hours=1))
     assert purge(engine, oldest_unconsumed=datetime.now(UTC) - timedelta(hours=2)).rows == 3
@@ -120,10 +117,9 @@ def test_the_oldest_unconsumed_message_decides(migrated: Database) -> None:
 
 
 @on("sqlite")
-def test_one_consumer_or_all(migrated: Database) -> None:
+def test_one_consumer_or_all(engine: Engine) -> None:
     """A purge of one consumer does not touch the others, in both modes; by default all are purged and counted
     together."""
-    engine = migrated.engine()
     for consumer in ("a", "b"):
         fill(engine, Status.CONSUMED, 2 * WEEK, DAY, consumer=consumer)
         with engine.begin() as connection:
@@ -137,10 +133,9 @@ def test_one_consumer_or_all(migrated: Database) -> None:
     assert left(engine) == ["a-consumed-00001", "b-consumed-00001"]
 
 
-def test_batches_oldest_first(migrated: Database) -> None:
+def test_batches_oldest_first(engine: Engine) -> None:
     """No transaction deletes more than `batch` rows; the oldest are deleted first, and a purge with no budget
     deletes nothing."""
-    engine = migrated.engine()
     keys = fill(engine, Status.FAILED, *(WEEK + timedelta(hours=25 - hour) for hour in range(25)))
     remaining: list[list[str]] = []
     stopped = purge(engine, batch=10, budget=0)
@@ -155,10 +150,9 @@ def test_batches_oldest_first(migrated: Database) -> None:
 
 
 @on(*WITH_WRITERS)
-def test_rows_that_somebody_holds_are_passed_over(migrated: Database) -> None:
+def test_rows_that_somebody_holds_are_passed_over(engine: Engine) -> None:
     """A message whose step is in a transaction neither blocks a purge nor makes it fail, however old its
     lease is."""
-    engine = migrated.engine()
     fill(engine, Status.CONSUMED, 2 * WEEK, 2 * WEEK)
     purged: list[int] = []
 
@@ -173,10 +167,9 @@ def test_rows_that_somebody_holds_are_passed_over(migrated: Database) -> None:
     assert left(engine) == ["a"]
 
 
-def test_a_zombie_whose_record_was_purged(migrated: Database) -> None:
+def test_a_zombie_whose_record_was_purged(engine: Engine) -> None:
     """If a handler goes on after its record was purged, all its writes are rejected, even if the message has
     been claimed again since: a token is never reused. The successor's record is unchanged."""
-    engine = migrated.engine()
     orders = StatusInbox("orders", store=SqlStore(engine), heartbeat=False)
 
     def goes_on(zombie: Claim, step: str) -> None:
@@ -202,9 +195,8 @@ def test_a_zombie_whose_record_was_purged(migrated: Database) -> None:
 
 
 @spread("end", [lambda: None, lambda: 1 / 0])
-def test_a_zombie_does_not_bring_its_record_back(migrated: Database, end: Callable[[], Any]) -> None:
+def test_a_zombie_does_not_bring_its_record_back(engine: Engine, end: Callable[[], Any]) -> None:
     """However the handler of a purged record ends, it writes nothing."""
-    engine = migrated.engine()
 
     def handler() -> None:
         with StatusInbox("orders", store=SqlStore(engine), heartbeat=False).claim("a"):

@@ -27,8 +27,7 @@ KILLED = ["before commit", "after commit", "after business row", "after publish"
 def test_a_killed_producer_publishes_all_or_nothing(migrated: Database, point: str, source: str) -> None:
     """A producer is killed with kill -9 during its transaction, or right after it. If its business row is
     there, all its messages are sent in order; otherwise none is."""
-    engine = migrated.engine()
-    accounts.make(engine)
+    engine = accounts.make(migrated.engine())
     code, printed, errors = run_producer(migrated, source, point)
     assert (code, printed) == (-signal.SIGKILL, ""), errors
     committed = point == "after commit"

@@ -34,9 +34,7 @@ NEW = InboxOutcome(Verdict.NEW)
 @pytest.fixture
 def engine(migrated: Database) -> Engine:
     """A database with an account for each step of the chain."""
-    engine = migrated.engine()
-    accounts.make(engine, CHAIN)
-    return engine
+    return accounts.make(migrated.engine(), CHAIN)
 
 
 def chain(engine: Engine, disturb: Callable[[Envelope], object] = name_of) -> dict[str, Any]:

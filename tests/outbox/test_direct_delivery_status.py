@@ -18,9 +18,7 @@ from tests.support.outbox_publishers import dead, let_backoffs_end, name_of, pub
 @pytest.fixture
 def engine(migrated: Database) -> Engine:
     """A database with two accounts."""
-    engine = migrated.engine()
-    accounts.make(engine, ("order", "ship"))
-    return engine
+    return accounts.make(migrated.engine(), ("order", "ship"))
 
 
 def test_a_handler_with_steps(engine: Engine) -> None:

@@ -32,9 +32,7 @@ every_source = pytest.mark.parametrize("make", SOURCES)
 @pytest.fixture
 def engine(migrated: Database) -> Engine:
     """A database with two accounts beside the outbox."""
-    engine = migrated.engine()
-    accounts.make(engine, ["cash", "bank"])
-    return engine
+    return accounts.make(migrated.engine(), ["cash", "bank"])
 
 
 def handle_of(work: Work[Connection, Session], make: Any) -> Handle:

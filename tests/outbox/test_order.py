@@ -23,9 +23,7 @@ OUTBOX = Outbox()
 @pytest.fixture
 def engine(migrated: Database) -> Engine:
     """A database with an account beside the outbox."""
-    engine = migrated.engine()
-    accounts.make(engine)
-    return engine
+    return accounts.make(migrated.engine())
 
 
 @on(*WITH_WRITERS)

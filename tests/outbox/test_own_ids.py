@@ -30,7 +30,7 @@ from outbox.errors import InvalidMessage
 from tests.support.database import Database
 from tests.support.on_servers import WITH_WRITERS, on, spread
 from tests.support.outbox_publishers import ACCEPTED, TABLES, Recorder, let_leases_end
-from tests.support.published import TOPIC, WAYS, Way, beginning_early, break_off, relayed, texts
+from tests.support.published import TOPIC, WAYS, Way, break_off, relayed, texts
 from tests.support.together import Task, together, wait_until_blocked
 
 pytestmark = [pytest.mark.mysql, pytest.mark.quick("postgresql", "sqlite")]
@@ -39,12 +39,6 @@ OUTBOX = Outbox()
 STRANGE = ["a", "A", "a ", " a", "{a,b}", 'say "hi"', "back\\slash", "'; --", "%s", "x" * 128, "NULL"]
 
 every_way = spread("way", WAYS.values())
-
-
-@pytest.fixture
-def engine(migrated: Database) -> Engine:
-    """A database on which savepoints can be used."""
-    return beginning_early(migrated)
 
 
 def publish(engine: Engine, text: str, id: str = "order-1", **options: Any) -> str:  # noqa: A002

@@ -21,7 +21,6 @@ from tests.support.published import (
     WAYS,
     Handle,
     Way,
-    beginning_early,
     break_off,
     relayed,
     texts,
@@ -52,14 +51,6 @@ KEYS = [
 ]
 
 every_way = spread("way", WAYS.values())
-
-
-@pytest.fixture
-def engine(migrated: Database) -> Engine:
-    """A database with a business table and an outbox, on which savepoints can be used."""
-    engine = beginning_early(migrated)
-    accounts.make(engine)
-    return engine
 
 
 @every_way

@@ -15,7 +15,7 @@ from outbox.schema import tables
 from tests.support import accounts
 from tests.support.accounts import Account
 from tests.support.database import Database
-from tests.support.published import TOPIC, Handle, beginning_early, texts
+from tests.support.published import TOPIC, Handle, texts
 
 OUTBOX = Outbox()
 
@@ -138,14 +138,6 @@ def live(handle: Handle, plan: list[tuple[Any, ...]]) -> list[str]:
                 life.end(end)
     life.end("close")
     return life.committed
-
-
-@pytest.fixture
-def engine(migrated: Database) -> Engine:
-    """A database with a business table and an outbox, on which savepoints can be used."""
-    engine = beginning_early(migrated)
-    accounts.make(engine)
-    return engine
 
 
 @pytest.mark.parametrize("kind", ["connection", "session"])

@@ -12,9 +12,8 @@ from sqlalchemy.orm import Session, sessionmaker
 from outbox import Outbox
 from tests.support import accounts
 from tests.support.accounts import Account
-from tests.support.database import Database
 from tests.support.on_servers import on, spread
-from tests.support.published import TOPIC, beginning_early, texts
+from tests.support.published import TOPIC, texts
 
 OUTBOX = Outbox()
 JoinMode = Literal["conditional_savepoint", "rollback_only", "control_fully", "create_savepoint"]
@@ -22,14 +21,6 @@ JoinMode = Literal["conditional_savepoint", "rollback_only", "control_fully", "c
 # What SQLAlchemy's sessions do depends on no database, except that an error aborts PostgreSQL's transaction.
 on_one = on("sqlite")
 on_two = on("sqlite", "postgresql")
-
-
-@pytest.fixture
-def engine(migrated: Database) -> Engine:
-    """A database with a business table and an outbox, on which savepoints can be used."""
-    engine = beginning_early(migrated)
-    accounts.make(engine)
-    return engine
 
 
 @pytest.fixture

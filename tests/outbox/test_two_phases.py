@@ -25,8 +25,7 @@ def engine(migrated: Database) -> Iterator[Engine]:
         return
     with EmbeddedPostgres({"max_prepared_transactions": "4"}) as server:  # the default is 0
         make_tables(server.url)
-        engine = create_engine(server.url, pool_size=1, max_overflow=0)
-        accounts.make(engine)
+        engine = accounts.make(create_engine(server.url, pool_size=1, max_overflow=0))
         yield engine
         engine.dispose()
 

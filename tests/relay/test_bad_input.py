@@ -38,11 +38,6 @@ from tests.support.outbox_publishers import (
 ANYWHERE = create_engine("sqlite://")
 
 
-@pytest.fixture
-def engine(migrated: Database) -> Engine:
-    return migrated.engine()
-
-
 class Rude:
     """A publisher whose `send` is the given function."""
 

@@ -17,7 +17,6 @@ from inbox_outbox_base.words.outgoing import Failed
 from outbox import Envelope, Message, Outbox, Outcome, Relay, Unavailable, Unknown
 from outbox._relaying.sending.flight import Flight
 from outbox._relaying.sending.lanes import TopicLanes
-from tests.support.database import Database
 from tests.support.on_servers import on, spread
 from tests.support.outbox_publishers import (
     ACCEPTED,
@@ -35,11 +34,6 @@ from tests.support.relay.servers import NAMES
 SLOW = [f"-{number}" for number in range(20)]
 """Messages that are held back."""
 BUSY = Failed("busy", 0.05)
-
-
-@pytest.fixture
-def engine(migrated: Database) -> Engine:
-    return migrated.engine()
 
 
 class Held(Recorder):

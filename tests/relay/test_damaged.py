@@ -51,10 +51,9 @@ def spoil(engine: Engine, what: str) -> None:
 
 
 @spread("headers", HEADERS, where=NAMES)
-def test_headers_that_cannot_be_read(migrated: Database, headers: str) -> None:
+def test_headers_that_cannot_be_read(engine: Engine, headers: str) -> None:
     """The row becomes a dead letter with the reason, without having been sent. The messages before and behind
     it in its key are sent in order, and so are others. Operators can look at it and retry it."""
-    engine = migrated.engine()
     publish(engine, "a1", "a2", "a3", "b1", "-1")
     written, reason = HEADERS[headers]
     damage(engine, "a2", headers=written)
@@ -91,10 +90,9 @@ def test_times_that_python_does_not_have(postgres: Database, time: str) -> None:
 
 
 @on("sqlite")
-def test_its_key_is_held(migrated: Database) -> None:
+def test_its_key_is_held(engine: Engine) -> None:
     """With after_dead="hold" the damaged row stays in its place, and the messages behind it wait for an
     operator."""
-    engine = migrated.engine()
     publish(engine, "a1", "a2", "a3", "b1")
     damage(engine, "a2", headers="{")
     publisher = Recorder()
@@ -135,9 +133,8 @@ def test_a_column_of_another_kind(
 
 
 @on("sqlite")
-def test_it_was_sent_before(migrated: Database) -> None:
+def test_it_was_sent_before(engine: Engine) -> None:
     """A row that is damaged while it waits for its next attempt keeps its number of attempts."""
-    engine = migrated.engine()
     publish(engine, "a1")
     publisher = Recorder({"a1": [Unknown("silence")]})
     once = Relay(engine, publisher)

@@ -30,11 +30,6 @@ from tests.support.processes import workers
 MAX_ATTEMPTS = SOLO_AFTER + 3
 
 
-@pytest.fixture
-def engine(migrated: Database) -> Engine:
-    return migrated.engine()
-
-
 def test_behind_a_held_letter_its_key_waits(engine: Engine) -> None:
     """With after_dead="hold", message 2 stays in its place and is not sent again; message 3 and later ones
     wait; other keys go on."""

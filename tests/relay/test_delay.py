@@ -5,7 +5,6 @@ import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import pytest
 from sqlalchemy import Engine, delete, event, select, update
 
 from inbox_outbox_base.databases.taking_statements import clock
@@ -24,11 +23,6 @@ from tests.support.outbox_publishers import (
 )
 from tests.support.processes import wait_until
 from tests.support.relay.crashes import running
-
-
-@pytest.fixture
-def engine(migrated: Database) -> Engine:
-    return migrated.engine()
 
 
 @spread("later", ["delay", "available_at"])

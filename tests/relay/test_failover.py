@@ -7,7 +7,6 @@ from typing import Any
 from sqlalchemy import Engine, delete, insert, select
 
 from outbox import Envelope, Outcome, Refused, Relay, Unavailable, Unknown
-from tests.support.database import Database
 from tests.support.on_servers import WITH_WRITERS, spread
 from tests.support.outbox_publishers import (
     ACCEPTED,
@@ -44,11 +43,10 @@ class Overtaken(Recorder):
 
 @spread("outcome, options", product(OUTCOMES, OPTIONS), elsewhere=len(OPTIONS), where=WITH_WRITERS)
 def test_outcomes_are_not_recorded_for_other_messages(
-    migrated: Database, outcome: Outcome, options: dict[str, Any]
+    engine: Engine, outcome: Outcome, options: dict[str, Any]
 ) -> None:
     """The outcomes of the lost messages are not recorded for the messages that now have their sequences;
     these are sent, in their first attempt."""
-    engine = migrated.engine()
     publish(engine, "a1", "b1", "-1")
     publisher = Overtaken(engine, outcome)
     publisher.relay = Relay(engine, publisher, max_attempts=1, **options)

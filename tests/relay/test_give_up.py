@@ -10,7 +10,6 @@ from sqlalchemy import Engine, update
 from inbox import Backoff
 from outbox import Envelope, Outcome, Relay, Unavailable, Unknown, retry
 from outbox._relaying.sending import lanes
-from tests.support.database import Database
 from tests.support.on_servers import on
 from tests.support.outbox_publishers import (
     ACCEPTED,
@@ -28,11 +27,6 @@ __all__ = ["server"]
 
 HOUR = 3_600.0
 LOG = "outbox.relay"
-
-
-@pytest.fixture
-def engine(migrated: Database) -> Engine:
-    return migrated.engine()
 
 
 def no_queue(message: Envelope) -> Outcome:
@@ -122,11 +116,10 @@ def test_many_are_given_up_together(engine: Engine) -> None:
 
 @on("sqlite")
 def test_the_log_names_topics_that_are_not_taken(
-    migrated: Database, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When the broker begins to reject a topic, a WARNING gives the reason; it is repeated once a minute and
     not more often. An INFO follows when the broker accepts the topic again. No line contains a password."""
-    engine = migrated.engine()
     publish(engine, "a1", topic="typo")
     publish(engine, "b1")
     broker = Recorder(

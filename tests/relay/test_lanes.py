@@ -48,11 +48,6 @@ from tests.support.relay.crashes import running
 from tests.support.together import Task
 
 
-@pytest.fixture
-def engine(migrated: Database) -> Engine:
-    return migrated.engine()
-
-
 class Gate(Recorder):
     """A publisher whose sends to some topics do not return until the gate is opened."""
 

@@ -36,11 +36,6 @@ LOG = "outbox.relay"
 WORD = "s3cr3t"
 
 
-@pytest.fixture
-def engine(migrated: Database) -> Engine:
-    return migrated.engine()
-
-
 def brief(event: Event) -> tuple[str, str | None, int, str | None]:
     return event.kind.value, event.topic, event.count, event.error
 

@@ -12,7 +12,6 @@ from sqlalchemy import Engine, delete, update
 from inbox import Backoff
 from outbox import Accepted, Envelope, Outbox, Outcome, Refused, Relay, Unavailable, Unknown
 from outbox._relaying.reading import marks as stored
-from tests.support.database import Database
 from tests.support.outbox_publishers import TABLES, dead, let_backoffs_end, marks, messages, name_of, waiting
 from tests.support.relay.servers import server  # noqa: F401 - where its databases are
 
@@ -186,11 +185,6 @@ steps = st.one_of(
     st.tuples(st.just("relay"), st.integers(0, 2)),
     st.tuples(st.just("pass time")),
 )
-
-
-@pytest.fixture
-def engine(migrated: Database) -> Engine:
-    return migrated.engine()
 
 
 def test_every_message_is_sent_once_and_in_order(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

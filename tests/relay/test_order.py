@@ -7,7 +7,6 @@ from sqlalchemy import Engine, delete, insert, text, update
 
 from inbox import Backoff
 from outbox import Envelope, Outbox, Outcome, Refused, Relay, Unavailable, Unknown
-from tests.support.database import Database
 from tests.support.on_servers import WITH_WRITERS, on, spread
 from tests.support.outbox_publishers import (
     ACCEPTED,
@@ -25,11 +24,6 @@ from tests.support.outbox_publishers import (
 
 MIXED = ["a1", "b1", "a2", "-1", "b2", "a3", "-2", "a4", "b3"]
 OUTCOMES = [Refused("a"), Unavailable("b"), Unknown("c")]
-
-
-@pytest.fixture
-def engine(migrated: Database) -> Engine:
-    return migrated.engine()
 
 
 def test_the_order_of_publishing(engine: Engine) -> None:
@@ -160,10 +154,9 @@ def test_a_paused_topic_waits(engine: Engine, paused: str) -> None:
 
 
 @on(*WITH_WRITERS)
-def test_commits_in_the_opposite_order_lose_nothing(migrated: Database) -> None:
+def test_commits_in_the_opposite_order_lose_nothing(engine: Engine) -> None:
     """A transaction that wrote its messages first commits last, after later ones have been sent: its messages
     are still sent."""
-    engine = migrated.engine()
     publisher = Recorder()
     with engine.connect() as slow:
         Outbox().publish_many(slow, messages(["a1", "-1"]))

@@ -5,16 +5,10 @@ from sqlalchemy import Engine, update
 
 from inbox import Backoff
 from outbox import Envelope, Message, Outbox, Outcome, Relay, Unavailable, Unknown
-from tests.support.database import Database
 from tests.support.on_servers import on
 from tests.support.outbox_publishers import ACCEPTED, TABLES, Recorder
 from tests.support.processes import wait_until
 from tests.support.relay.crashes import running
-
-
-@pytest.fixture
-def engine(migrated: Database) -> Engine:
-    return migrated.engine()
 
 
 def publish(engine: Engine, *keys: str) -> None:

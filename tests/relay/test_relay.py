@@ -31,11 +31,6 @@ pytestmark = pytest.mark.mysql
 NEVER = Backoff(first=3_600, longest=3_600)
 
 
-@pytest.fixture
-def engine(migrated: Database) -> Engine:
-    return migrated.engine()
-
-
 def test_an_accepted_message_is_gone(engine: Engine) -> None:
     """An accepted message was sent as it was published, with the id that `publish` returned, and leaves no
     rows."""

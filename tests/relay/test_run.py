@@ -31,11 +31,6 @@ A_HANDFUL = 10
 """The most sends per second to a broker that is unavailable."""
 
 
-@pytest.fixture
-def engine(migrated: Database) -> Engine:
-    return migrated.engine()
-
-
 def test_it_relays_what_is_there_and_what_comes(engine: Engine) -> None:
     """A relay sends waiting and new messages until `stop` is called from another thread; then its buckets are
     free."""

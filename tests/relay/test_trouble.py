@@ -54,9 +54,8 @@ def test_a_pool_that_is_empty(postgres: Database) -> None:
 
 
 @on("sqlite")
-def test_no_buckets(migrated: Database) -> None:
+def test_no_buckets(engine: Engine) -> None:
     """If the buckets were deleted, both the relay and `publish` raise an error."""
-    engine = migrated.engine()
     with engine.begin() as connection:
         connection.execute(delete(TABLES.bucket))
     with pytest.raises(WrongBucketCount, match="outbox_bucket is empty"):
@@ -66,10 +65,9 @@ def test_no_buckets(migrated: Database) -> None:
 
 
 @on("postgresql")
-def test_one_pass_renews_its_lease(migrated: Database) -> None:
+def test_one_pass_renews_its_lease(engine: Engine) -> None:
     """If a send of `run_once` takes longer than the lease, the lease is renewed, so that another relay does
     not take its buckets."""
-    engine = migrated.engine()
     publish(engine, "a1")
     slow, other = Slow(), Recorder(lambda _: ACCEPTED)
     first = Task(lambda: relay(engine, slow, lease=3))

@@ -1,19 +1,12 @@
 """Messages whose sends had no answer several times, and which may kill relays: they are sent alone, and hold
 up nothing else."""
 
-import pytest
 from sqlalchemy import Engine, update
 
 from outbox import Relay
-from tests.support.database import Database
 from tests.support.on_servers import on, spread
 from tests.support.outbox_publishers import TABLES, Ordered, Recorder, name_of, publish
 from tests.support.relay.servers import NAMES
-
-
-@pytest.fixture
-def engine(migrated: Database) -> Engine:
-    return migrated.engine()
 
 
 def leave_unanswered(engine: Engine, *ids: str) -> None:

@@ -21,9 +21,7 @@ pytestmark = [pytest.mark.mysql, on(*WITH_WRITERS)]
 @pytest.fixture
 def direct(migrated: Database) -> Engine:
     """An engine that bypasses the proxy, for a database with an account."""
-    engine = migrated.engine()
-    accounts.make(engine)
-    return engine
+    return accounts.make(migrated.engine())
 
 
 @pytest.fixture

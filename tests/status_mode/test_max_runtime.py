@@ -78,8 +78,7 @@ def test_a_late_end_counts_if_nobody_has_taken_over(store: Store) -> None:
 
 def test_a_transaction_that_takes_too_long_writes_nothing(sqlite: Database) -> None:
     """A step in a transaction that ends after `max_runtime` is rolled back, with what its body wrote."""
-    engine = sqlite.engine()
-    accounts.make(engine)
+    engine = accounts.make(sqlite.engine())
     inbox = StatusInbox(CONSUMER, store=SqlStore(engine), lease=60, max_runtime=LONGEST)
 
     def slow(connection: Connection) -> None:

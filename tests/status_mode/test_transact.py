@@ -35,9 +35,7 @@ sources = each_on("sqlite", "source", [("own",), ("engine",), ("session",)], [("
 @pytest.fixture
 def engine(migrated: Database) -> Engine:
     """An engine for a database with an account at zero."""
-    engine = migrated.engine()
-    accounts.make(engine)
-    return engine
+    return accounts.make(migrated.engine())
 
 
 @pytest.fixture
@@ -211,8 +209,7 @@ def test_only_a_database_can_commit_with_the_step(store: Store) -> None:
 def test_other_messages_keep_their_leases(migrated: Database) -> None:
     """While a transaction locks its message's record, heartbeats still renew the leases of all other
     messages, and its own `heartbeat` does not block on its own row."""
-    engine = migrated.engine()
-    accounts.make(engine)
+    engine = accounts.make(migrated.engine())
     inbox = StatusInbox("orders", store=SqlStore(engine), lease=3)
 
     def slow(connection: Connection) -> None:

@@ -22,11 +22,12 @@ class Account(Base):
     total: Mapped[int] = mapped_column(Integer)
 
 
-def make(engine: Engine, names: Sequence[str] = ("cash",)) -> None:
-    """Create the table with these accounts, all with a total of zero."""
+def make(engine: Engine, names: Sequence[str] = ("cash",)) -> Engine:
+    """Create the table with these accounts, all with a total of zero; return the engine."""
     Base.metadata.create_all(engine)
     with engine.begin() as connection:
         connection.execute(insert(Account), [{"name": name, "total": 0} for name in names])
+    return engine
 
 
 def add(handle: Connection | Session, name: str = "cash", amount: int = 1) -> None:

@@ -25,11 +25,6 @@ SMALL, LARGE = 200, 20
 REJECTED = 3_000
 
 
-@pytest.fixture
-def engine(migrated: Database) -> Engine:
-    return migrated.engine()
-
-
 @spread("light", [True, False], elsewhere=2, where=NAMES)
 def test_a_batch_is_bounded_in_bytes(engine: Engine, monkeypatch: pytest.MonkeyPatch, light: bool) -> None:
     """No batch exceeds the limit of bytes unless it is a single message, even where large messages follow

@@ -91,11 +91,6 @@ def drop(engine: Engine, *numbers: int) -> None:
         connection.execute(delete(TABLES.message).where(TABLES.message.c.sequence.in_(numbers)))
 
 
-@pytest.fixture
-def engine(migrated: Database) -> Engine:
-    return migrated.engine()
-
-
 @pytest.fixture(autouse=True)
 def _not_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """No bucket becomes due to be read again, however slow the machine is."""
@@ -251,11 +246,10 @@ def test_each_bucket_is_read_again(engine: Engine) -> None:
 
 
 @on("mariadb", "mysql")
-def test_the_order_of_a_key(migrated: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_order_of_a_key(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A transaction draws a sequence below those of waiting messages and commits after they were read: the
     next message of its key does not overtake it."""
     monkeypatch.setattr(skipping, "_SHARE", NEVER)
-    engine = migrated.engine()
     publish(engine, "a0")
     with engine.begin() as connection:
         place = connection.execute(select(TABLES.message)).one()
