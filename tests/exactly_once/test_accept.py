@@ -37,16 +37,6 @@ def test_a_message_is_new_once(migrated: Database) -> None:
         assert inbox.accept(connection, "a") is DUPLICATE
 
 
-def test_the_row_goes_with_the_callers_transaction(sqlite: Database) -> None:
-    """If the caller rolls back, the message was never taken."""
-    inbox, engine = Inbox("billing"), sqlite.engine()
-    with engine.connect() as connection:
-        assert inbox.accept(connection, "a") is NEW
-        assert inbox.accept_many(connection, ["b", "c"]) == [NEW, NEW]
-        connection.rollback()
-        assert inbox.accept_many(connection, ["a", "b", "c"]) == [NEW, NEW, NEW]
-
-
 def test_a_savepoint_takes_its_rows_with_it(migrated: Database) -> None:
     """Rolling back a savepoint forgets the messages accepted inside it; the transaction goes on."""
     inbox, engine = Inbox("billing"), migrated.engine()

@@ -115,15 +115,16 @@ def test_a_message_in_flight_is_waited_for_once(postgres: Database) -> None:
 
 
 def test_verdicts_on_request(postgres: Database) -> None:
-    """With `on_refusal="return"` the block runs and the handler returns; both give the verdict."""
+    """With `on_refusal="return"` the block runs and the handler returns; both give the verdict, and
+    not the result of the first message."""
     engine, inbox = postgres.engine(), Inbox("billing", wait=0, on_refusal="return")
-    with inbox.transaction(engine, "taken", payload="first"):
-        pass
+    with inbox.transaction(engine, "taken", payload="first") as work:
+        work.result = 7
     with postgres.engine().begin() as connection:
         inbox.accept(connection, "held")
         for key, given, kind in REFUSALS:
             with inbox.transaction(engine, key, **given) as work:
-                assert (work.verdict, work.is_new) == (kind.verdict, False)
+                assert (work.verdict, work.is_new, work.result) == (kind.verdict, False, None)
             assert handler_of(inbox, engine, **given)(key).verdict is kind.verdict
 
 

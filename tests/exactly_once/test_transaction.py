@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import Connection, Engine, func, select
 from sqlalchemy.orm import Session, sessionmaker
 
-from inbox import Inbox, Outcome, SqlStore, StatusInbox, Verdict
+from inbox import Inbox, Outcome, Verdict
 from inbox.errors import InboxError, InvalidOption, InvalidResult, TransientError
 from inbox.schema import tables
 from tests.support.cases import case
@@ -92,16 +92,6 @@ def test_an_exception_rolls_back_and_comes_through_unchanged(sqlite: Database) -
     assert caught.value is failure
     with inbox.transaction(engine, "a") as work:
         assert work.is_new
-
-
-def test_a_mismatch_does_not_run(sqlite: Database) -> None:
-    """With `on_refusal="return"`, the same key with another payload is not new, and does not get the first
-    message's result."""
-    inbox, engine = Inbox("billing", on_refusal="return"), sqlite.engine()
-    with inbox.transaction(engine, "a", payload={"amount": 1}) as work:
-        work.result = "first"
-    with inbox.transaction(engine, "a", payload={"amount": 2}) as work:
-        assert (work.verdict, work.is_new, work.result) == (Verdict.MISMATCH, False, None)
 
 
 def test_in_a_session(sqlite: Database) -> None:
@@ -193,15 +183,3 @@ def test_the_first_run_sees_the_result_as_a_duplicate_will(postgres: Database) -
         assert work.result == {"1": ["x", 2]}
     bill = inbox.handler(engine, key=str)(lambda connection, message: {1: ("x", 2)})
     assert bill("b").result == bill("b").result == {"1": ["x", 2]}
-
-
-def test_a_claim_sees_its_result_as_a_duplicate_will(postgres: Database) -> None:
-    """In status-table mode a result also reads back immediately as JSON returns it."""
-    inbox = StatusInbox("billing", store=SqlStore(postgres.engine()))
-    with inbox.claim("a") as claim:
-        claim.result = {1: ("x", 2)}
-        assert claim.result == {"1": ["x", 2]}
-        with pytest.raises(InvalidResult):
-            claim.result = {"when": object()}
-    with inbox.claim("a") as claim:
-        assert claim.result == {"1": ["x", 2]}

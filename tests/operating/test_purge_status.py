@@ -1,7 +1,6 @@
 """Purging messages of status-table mode, on every database."""
 
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -192,21 +191,6 @@ def test_a_zombie_whose_record_was_purged(engine: Engine) -> None:
         is_purged(zombie)
     with orders.claim("a") as duplicate:
         assert (duplicate.verdict, duplicate.result) == (Verdict.DUPLICATE, "successor's")
-
-
-@spread("end", [lambda: None, lambda: 1 / 0])
-def test_a_zombie_does_not_bring_its_record_back(engine: Engine, end: Callable[[], Any]) -> None:
-    """However the handler of a purged record ends, it writes nothing."""
-
-    def handler() -> None:
-        with StatusInbox("orders", store=SqlStore(engine), heartbeat=False).claim("a"):
-            grow_old(engine, 2 * WEEK)
-            purge(engine)
-            end()
-
-    with pytest.raises(LeaseLost):
-        handler()
-    assert left(engine) == []
 
 
 def test_live_traffic_goes_through(migrated: Database) -> None:

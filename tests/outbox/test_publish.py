@@ -99,24 +99,6 @@ def test_nothing_is_sent_before_the_commit(engine: Engine, way: Way) -> None:
 
 
 @every_way
-def test_savepoints_take_their_messages_with_them(engine: Engine, way: Way) -> None:
-    """Messages of a savepoint that is rolled back are discarded, those of a released one are kept, at any
-    depth."""
-    with way(engine) as handle:
-        OUTBOX.publish(handle, TOPIC, "1", key="k")
-        with handle.begin_nested():
-            OUTBOX.publish(handle, TOPIC, "2", key="k")
-            lost = handle.begin_nested()
-            OUTBOX.publish(handle, TOPIC, "lost", key="k")
-            with handle.begin_nested():
-                OUTBOX.publish(handle, TOPIC, "lost with the one around it", key="k")
-            lost.rollback()
-            OUTBOX.publish(handle, TOPIC, "3", key="k")
-        OUTBOX.publish(handle, TOPIC, "4", key="k")
-    assert texts(engine) == ["1", "2", "3", "4"]
-
-
-@every_way
 def test_many_in_one_call(engine: Engine, way: Way) -> None:
     """`publish_many` writes none, one or thousands of messages in order, and returns their ids in that
     order."""

@@ -6,8 +6,8 @@ import pytest
 from sqlalchemy import Engine, delete, insert, text, update
 
 from inbox import Backoff
-from outbox import Envelope, Outbox, Outcome, Refused, Relay, Unavailable, Unknown
-from tests.support.on_servers import WITH_WRITERS, on, spread
+from outbox import Envelope, Outbox, Outcome, Refused, Unavailable, Unknown
+from tests.support.on_servers import on, spread
 from tests.support.outbox_publishers import (
     ACCEPTED,
     TABLES,
@@ -151,21 +151,6 @@ def test_a_paused_topic_waits(engine: Engine, paused: str) -> None:
         connection.execute(delete(TABLES.pause))
     assert relay(engine, publisher) == 3 - len(others)
     assert publisher.names == [*others, *(name for name in ("a1", "a2", "a3") if name not in others)]
-
-
-@on(*WITH_WRITERS)
-def test_commits_in_the_opposite_order_lose_nothing(engine: Engine) -> None:
-    """A transaction that wrote its messages first commits last, after later ones have been sent: its messages
-    are still sent."""
-    publisher = Recorder()
-    with engine.connect() as slow:
-        Outbox().publish_many(slow, messages(["a1", "-1"]))
-        publish(engine, "b1", "-2")
-        once = Relay(engine, publisher)
-        assert once.run_once() == 2
-        slow.commit()
-        assert once.run_once() == 2
-    assert publisher.names == ["b1", "-2", "a1", "-1"]
 
 
 def _bucket_of_z(engine: Engine) -> int:

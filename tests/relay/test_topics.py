@@ -1,12 +1,10 @@
 """A topic that the broker is rejecting holds up itself and the keys of its messages, and nothing else."""
 
 import pytest
-from sqlalchemy import Engine
 
 from outbox import Envelope, Message, Outbox, Outcome, Relay, Unavailable, Unknown
 from tests.support.database import Database
-from tests.support.on_servers import on
-from tests.support.outbox_publishers import ACCEPTED, TABLES, Recorder, count, publish
+from tests.support.outbox_publishers import ACCEPTED, TABLES, Recorder, count
 
 
 def answer(outcome: Outcome) -> Recorder:
@@ -39,17 +37,6 @@ def test_other_topics_are_sent(postgres: Database, outcome: Outcome, with_keys: 
     assert count(engine, TABLES.message) == 3_000
     assert relay.run_once() == 0
     assert len(publisher.sent) - 50 - tried <= 10
-
-
-@on("sqlite")
-def test_keys_of_a_rejected_topic_wait(engine: Engine) -> None:
-    """A key's message to an accepted topic does not overtake the key's previous message to a rejected one."""
-    names = [f"{key}1" for key in "abcdefgh"]
-    publish(engine, *names, topic="full")
-    publish(engine, *(f"{key}2" for key in "abcdefgh"), "x1", topic="free")
-    publisher = answer(Unavailable("the queue is full"))
-    Relay(engine, publisher, batch=2).run_once()
-    assert [message.key for message in publisher.accepted] == ["x"]
 
 
 def test_it_is_tried_once_in_a_batch(postgres: Database) -> None:

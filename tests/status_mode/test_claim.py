@@ -32,12 +32,12 @@ INTERRUPTIONS = (KeyboardInterrupt, GeneratorExit)
 
 def test_a_message_runs_once_and_its_result_is_replayed(store: Store) -> None:
     """The first delivery is NEW and runs; every later one is a DUPLICATE with the stored result, or with none
-    if the first had none."""
+    if the first had none. The first one, too, reads the result as JSON returns it."""
     inbox, runs = status_inbox(store), list[Claim]()
 
     def body(claim: Claim) -> Any:
         runs.append(claim)
-        return {"invoice": [7, "é"]}
+        return {"invoice": (7, "é")}
 
     for _ in range(3):
         claim = deliver(inbox, body)
@@ -274,11 +274,12 @@ def test_only_a_new_message_has_a_result_and_steps(store: Store) -> None:
 
 @on("sqlite", fixture="place")
 def test_an_invalid_result_is_an_error(store: Store) -> None:
-    """A result that JSON cannot represent, or of more than a million bytes, is an error: the message
-    fails."""
+    """A result that JSON cannot represent, or of more than a million bytes, is an error where it is set: the
+    message fails."""
     for key, result in {"a": object(), "b": {1, 2}, "c": float("nan"), "d": "x" * 1_000_000}.items():
-        with pytest.raises(InvalidResult, match=r"^result"), status_inbox(store).claim(key) as claim:
+        with pytest.raises(InvalidResult, match=r"^result"), status_inbox(store).claim(key) as claim:  # noqa: PT012 - not reached
             claim.result = result
+            pytest.fail("the result was taken")
         assert stored(store, key).status is Status.FAILED
         assert claim.retry_after is not None
 

@@ -104,27 +104,6 @@ def test_a_heartbeat_finds_out_that_the_message_is_lost(place: Place, store: Sto
 
 
 @both_stores
-def test_a_token_is_refused_when_the_record_was_forgotten(place: Place, store: Store) -> None:
-    """The record is purged while a worker is frozen, and the message is claimed again: the zombie's writes
-    are rejected, and the new record is unchanged."""
-    works = [(sleeper, place, SHORT, act) for act in ZOMBIE_ACTS]
-    with workers(*works) as zombies:
-        for zombie in zombies:
-            zombie.hear()
-            zombie.freeze()
-        for act in ZOMBIE_ACTS:
-            assert store.delete(held(stored(store, act)), [Status.CONSUMING])
-        assert {store.claim(request(act)).verdict for act in ZOMBIE_ACTS} == {Verdict.NEW}
-        anew = {act: stored(store, act) for act in ZOMBIE_ACTS}
-        for zombie in zombies:
-            zombie.tell()
-            zombie.thaw()
-        outcomes = [zombie.hear() for zombie in zombies]
-    assert outcomes == REFUSED
-    assert {act: stored(store, act) for act in ZOMBIE_ACTS} == anew
-
-
-@both_stores
 def test_finished_steps_are_not_called_again(place: Place, store: Store, tmp_path: Path) -> None:
     """A worker is killed before, inside or after each step of an order, and the message is redelivered: a
     finished step is not called again; an interrupted step is called a second time if it may be repeated, and

@@ -168,7 +168,7 @@ def test_there_are_more_attempts_while_something_is_to_be_undone(store: Store) -
 
 def test_a_pending_step_halts_the_message(store: Store) -> None:
     """A message with a step that must not be repeated and has no recorded end is IN_FLIGHT during the lease,
-    and HALTED after it."""
+    and HALTED after it, whatever its former holder still writes."""
     claimed = store.claim(request())
     assert store.write(held(claimed), change(pending_step="charge"))
     assert store.claim(request()).verdict is Verdict.IN_FLIGHT
@@ -178,6 +178,7 @@ def test_a_pending_step_halts_the_message(store: Store) -> None:
     assert (answer.verdict, record.status, record.lease_until) == (Verdict.HALTED, Status.HALTED, None)
     assert (record.pending_step, record.payload) == ("charge", PAYLOAD)
     assert record.error
+    assert not store.write(held(claimed), change(status=Status.HALTED, finished=1, error="a zombie's"))
     assert stored(store) == record
 
 
