@@ -3,8 +3,6 @@
 import json
 import signal
 import subprocess
-import time
-from collections.abc import Callable
 
 import pytest
 from sqlalchemy import Engine
@@ -16,6 +14,7 @@ from tests.support.brokers.rabbit_queues import Queues
 from tests.support.cli import inbox_outbox, line
 from tests.support.database import Database
 from tests.support.outbox_publishers import TABLES, count, dead, publish
+from tests.support.processes import wait_until
 from tests.support.program import ROOT, complaints
 from tests.support.proxy import TcpProxy
 
@@ -93,9 +92,9 @@ def test_relay(engine: Engine, postgres: Database, queues: Queues, number: signa
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         publish(engine, "a1", topic=queue)
-        _until(lambda: queues.count(queue) == 1)
+        wait_until(lambda: queues.count(queue) == 1)
         publish(engine, "a2", topic=queue)
-        _until(lambda: queues.count(queue) == 2)
+        wait_until(lambda: queues.count(queue) == 2)
         assert [each.name for each in outbox.status(engine).relays] == ["one"]
         process.send_signal(number)
         out, err = process.communicate(timeout=60)
@@ -121,7 +120,7 @@ def test_told_to_end_while_the_database_is_away(engine: Engine, postgres: Databa
             arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         try:
-            _until(lambda: outbox.status(engine).relays)
+            wait_until(lambda: outbox.status(engine).relays)
         except BaseException:
             process.kill()
             raise
@@ -136,10 +135,3 @@ def test_told_to_end_while_the_database_is_away(engine: Engine, postgres: Databa
         process.kill()
     assert process.returncode == (0 if command == "relay" else 4)
     assert ("an unknown number left" in out) is (command == "drain")
-
-
-def _until(is_so: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

@@ -32,7 +32,6 @@ from tests.support.spark.writes import (
 from tests.support.together import together
 
 LEVELS = ["READ_COMMITTED", "REPEATABLE_READ", "SERIALIZABLE"]
-COPIED = [*product(["verify", "off"], LEVELS)]
 
 
 @pytest.mark.parametrize("level", LEVELS)
