@@ -22,6 +22,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY, REGCLASS
 from sqlalchemy.sql.elements import ColumnElement
+from sqlalchemy.sql.selectable import TableValuedAlias
 from sqlalchemy.types import UserDefinedType
 
 from inbox_outbox_base.tables.inbox import utcnow
@@ -124,10 +125,16 @@ def running() -> Select[Any]:
     return select(locks.c.virtualtransaction).where(others).distinct()
 
 
+def _parts(name: str) -> TableValuedAlias:
+    """The table and its partitions: a partitioned table has no pages and no size of its own."""
+    tree = func.pg_partition_tree(cast(name, REGCLASS))
+    return tree.table_valued(column("relid", REGCLASS), name="part").render_derived()
+
+
 @cache
 def pages(name: str) -> Select[Any]:
-    """How many pages a table has."""
-    return select(func.pg_relation_size(cast(name, REGCLASS)) / _block_size())
+    """How many pages a table has, or its largest partition."""
+    return select(func.max(func.pg_relation_size(_parts(name).c.relid)) / _block_size())
 
 
 def _block_size() -> ColumnElement[Any]:
@@ -137,11 +144,18 @@ def _block_size() -> ColumnElement[Any]:
 @cache
 def density(name: str) -> Select[Any]:
     """The rows at the last ANALYZE or VACUUM, in proportion to the current number of pages."""
+    part = _parts(name)
     names = ("oid", "reltuples", "relpages")
-    statistics = table("pg_class", *(column(each) for each in names)).c
-    now = func.pg_relation_size(cast(name, REGCLASS)) / _block_size()
-    of_page = statistics.reltuples / func.nullif(statistics.relpages, 0)
-    return select(func.coalesce(of_page * now, 0)).where(statistics.oid == cast(name, REGCLASS))
+    statistics = table("pg_class", *(column(each) for each in names))
+    now = func.pg_relation_size(part.c.relid) / _block_size()
+    of_page = statistics.c.reltuples / func.nullif(statistics.c.relpages, 0)
+    rows = func.sum(func.coalesce(of_page * now, 0))
+    return select(rows).select_from(statistics.join(part, part.c.relid == statistics.c.oid))
+
+
+def size(of: Table) -> Select[Any]:
+    """The bytes of a table with its indexes, partitions included."""
+    return select(func.sum(func.pg_total_relation_size(_parts(name_of(of)).c.relid)))
 
 
 @cache

@@ -10,10 +10,9 @@ import json
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import Connection, cast, func, select, text
-from sqlalchemy.dialects.postgresql import REGCLASS
+from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
 from inbox_outbox_base.databases.taking import Attempt, KeyBatch, KeyRow, Stored, Taking
@@ -22,7 +21,7 @@ from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import UnsupportedDatabase
 from inbox_outbox_base.tables.inbox import Tables
 
-from .numbers import name_of
+from .numbers import size
 from .taking_statements import (
     add_at_once,
     add_in_order,
@@ -127,22 +126,23 @@ class PostgreSQLTaking(Taking):
         self, connection: Connection, tables: Tables, parameters: dict[str, Any], after: Any
     ) -> tuple[int, Any]:
         if after is None:
-            first, last = connection.execute(find_loads(tables), parameters).one()
-            if first is None:
+            found = connection.execute(find_loads(tables), parameters).all()
+            after = [_Stretch(partition, first, _block(last)) for partition, first, last in found]
+            if not after:
                 return 0, None
-            after = first, _block(first), _block(last)
-        first, block, last = after
-        until = block + _BLOCKS
+        (partition, first, last), *others = after
+        until = _block(first) + _BLOCKS
         connection.execute(_PURGE_GUARD)
-        window = parameters | {"first": first, "until": f"({until},0)"}
+        window = parameters | {"partition": partition, "first": first, "until": f"({until},0)"}
         deleted, end = connection.execute(delete_loads(tables), window).one()
         if deleted == parameters["batch"]:
-            return deleted, (end, _block(end), last)
-        return deleted, None if until > last else (f"({until},0)", until, last)
+            return deleted, [_Stretch(partition, end, last), *others]
+        if until <= last:
+            return deleted, [_Stretch(partition, f"({until},0)", last), *others]
+        return deleted, others or None
 
     def size(self, connection: Connection, tables: Tables) -> int:
-        size = func.pg_total_relation_size(cast(name_of(tables.message), REGCLASS))
-        return int(connection.execute(select(size)).scalar_one())
+        return int(connection.execute(size(tables.message)).scalar_one())
 
     def risks(self, connection: Connection) -> list[str]:
         return list(connection.scalars(_RISKS))
@@ -175,6 +175,14 @@ class PostgreSQLTaking(Taking):
 
     def may_have_written(self, connection: Connection) -> bool:
         return not self.is_ended(connection) and bool(connection.execute(_HAS_WRITTEN).scalar_one())
+
+
+class _Stretch(NamedTuple):
+    """The part of a partition that may still have rows of the loads; a table has one partition."""
+
+    partition: int
+    first: str
+    last: int
 
 
 def _driver(connection: Connection) -> Any:

@@ -25,7 +25,7 @@ from sqlalchemy import (
     literal_column,
     select,
 )
-from sqlalchemy.dialects.postgresql import ARRAY, JSON, Insert, insert
+from sqlalchemy.dialects.postgresql import ARRAY, JSON, OID, Insert, insert
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.elements import ColumnElement, quoted_name
@@ -147,39 +147,45 @@ def _row_type(element: row_type, compiler: SQLCompiler, **kw: Any) -> str:
 
 @cache
 def delete_batch(aging: Aging) -> Executable:
-    """Delete the oldest rows that nobody has locked. They are found by an index, and deleted by their place
-    in the table."""
-    place: ColumnElement[Any] = literal_column("ctid")
-    chosen = taking_statements.oldest(aging).with_only_columns(place).with_for_update(skip_locked=True)
-    places = func.array(chosen.scalar_subquery())
-    return delete(aging.table).where(place == any_(places)).returning(aging.table.c[aging.time])
+    """Delete the oldest rows that nobody has locked. They are found by an index, and deleted by their keys: a
+    place in the table (`ctid`) names a row of each partition."""
+    c = aging.table.c
+    chosen = taking_statements.oldest(aging).with_only_columns(c.key).with_for_update(skip_locked=True)
+    its = c.consumer == bindparam("consumer_"), c.key == any_(func.array(chosen.scalar_subquery()))
+    return delete(aging.table).where(*its).returning(c[aging.time])
 
 
 _PLACE: ColumnElement[str] = literal_column("ctid", Tid())
+_PARTITION: ColumnElement[int] = literal_column("tableoid", OID())
 
 
 @cache
-def find_loads(tables: Tables) -> Select[str, str]:
-    """The first and the last place of one consumer's rows that were written with these loads. No index holds
-    them, so the table is read once. A place is never stored: VACUUM FULL, CLUSTER or a restore changes it."""
+def find_loads(tables: Tables) -> Select[int, str, str]:
+    """The first and the last place of one consumer's rows that were written with these loads, in each
+    partition. No index holds them, so the table is read once. A place is never stored: VACUUM FULL, CLUSTER
+    or a restore changes it."""
     its = tables.message.c.consumer == bindparam("consumer_"), _is_of_loads(tables)
     first, last = (cast(end(_PLACE), Text) for end in (func.min, func.max))
-    return select(first, last).select_from(tables.message).where(*its)
+    found = select(_PARTITION, first, last).select_from(tables.message).where(*its)
+    return found.group_by(_PARTITION).order_by(_PARTITION)
 
 
 @cache
 def delete_loads(tables: Tables) -> Select[int, str]:
-    """Delete the first of these loads' rows between two places, and return how many, and the last place."""
+    """Delete the first of these loads' rows between two places of a partition, and return how many, and the
+    last place."""
     first, until = (cast(bindparam(name, type_=Text), Tid()) for name in ("first", "until"))
+    is_there = bindparam("partition", type_=OID()) == _PARTITION
     chosen = (
         select(_PLACE)
         .select_from(tables.message)
-        .where(first <= _PLACE, until > _PLACE, _is_of_loads(tables))
+        .where(is_there, first <= _PLACE, until > _PLACE, _is_of_loads(tables))
         .limit(bindparam("batch", type_=Integer))
         .with_for_update(skip_locked=True)
     )
     places = func.array(chosen.scalar_subquery())
-    gone = delete(tables.message).where(any_(places) == _PLACE).returning(_PLACE.label("place")).cte("gone")
+    these = delete(tables.message).where(is_there, any_(places) == _PLACE)
+    gone = these.returning(_PLACE.label("place")).cte("gone")
     return select(func.count(), cast(func.max(gone.c.place), Text)).select_from(gone)
 
 
