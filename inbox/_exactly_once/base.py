@@ -15,6 +15,7 @@ from inbox_outbox_base.checks.keys import Key, digest, encode_key
 from inbox_outbox_base.checks.retention import Retention
 from inbox_outbox_base.databases.taking import Attempt
 from inbox_outbox_base.errors.blame import is_worth_another_try
+from inbox_outbox_base.errors.groups import find
 from inbox_outbox_base.errors.inbox import InvalidOption, NotTaken
 from inbox_outbox_base.errors.not_taken import OnRefusal, raise_refusal
 from inbox_outbox_base.monitoring.events import OF_VERDICT, Event, EventKind, Hook, Hooks, describe
@@ -119,7 +120,7 @@ class Consumer:
     def _decide_retry(self, error: Exception, attempt: int, key: Callable[[Any], Key], message: Any) -> bool:
         """Decide whether `handler` tries again, and tell monitoring if it does. A message in flight is not
         retried: the call has already waited for it."""
-        if isinstance(error, NotTaken) or not is_worth_another_try(error):
+        if find(error, NotTaken) is not None or not is_worth_another_try(error):
             return False
         if self.hooks:
             self.hooks(

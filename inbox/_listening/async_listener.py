@@ -7,7 +7,7 @@ from functools import partial
 from typing import TypeVar
 
 from inbox_outbox_base.calls.async_calls import run
-from inbox_outbox_base.calls.signals import as_failure
+from inbox_outbox_base.calls.signals import Cancelled, as_failure
 
 from .lanes import JobBatch, MessageJob
 from .listener_base import STOPPING, ListenerBase, caught, checked
@@ -112,6 +112,8 @@ class AsyncListener(ListenerBase):
             await self._dead_letter(job.message, decision)
         except Exception as failure:  # noqa: BLE001 - becomes the message's decision
             return self._dead_letter_failed(job, decision, failure)
+        except Cancelled as error:
+            return self._dead_letter_failed(job, decision, as_failure(error))
         return self._dead_letter_stored(decision)
 
     async def _run(self, job: MessageJob) -> Outcome:
@@ -122,6 +124,6 @@ class AsyncListener(ListenerBase):
             outcome = await given if inspect.isawaitable(given) else None
         except Exception as error:  # noqa: BLE001 - becomes the message's decision
             return caught(error)
-        except asyncio.CancelledError as error:
+        except Cancelled as error:
             return caught(as_failure(error))
         return checked(outcome)

@@ -14,6 +14,7 @@ from inbox_outbox_base.calls.signals import is_stopping, stopping
 from inbox_outbox_base.checks import options
 from inbox_outbox_base.checks.backoff import Backoff
 from inbox_outbox_base.errors.blame import is_own
+from inbox_outbox_base.errors.groups import find, only
 from inbox_outbox_base.errors.inbox import GiveUp, InvalidOption, InvalidResult, LeaseLost, NotTaken
 from inbox_outbox_base.monitoring.events import stored
 from inbox_outbox_base.words.incoming import Verdict
@@ -176,12 +177,13 @@ class ListenerBase:
 
     def _action(self, outcome: Outcome) -> Action:
         # Another handler has the message now, and may still fail.
-        if isinstance(outcome.error, LeaseLost):
+        if outcome.error is not None and find(outcome.error, LeaseLost) is not None:
             return Action.RETRY
         # An inbox that sets `retry_after` counts the attempts itself.
         is_hopeless = (
             outcome.retry_after is None
-            and isinstance(outcome.error, InvalidOption | InvalidResult)
+            and outcome.error is not None
+            and only(outcome.error, (InvalidOption, InvalidResult))
             and not is_own(outcome.error)
         )
         if outcome.verdict in _FINAL or is_hopeless:
@@ -226,9 +228,10 @@ def _tell(job: MessageJob, action: Action, reason: str, error: Exception | None 
 
 def caught(error: Exception) -> Outcome:
     """The outcome of a handler that raised."""
-    if isinstance(error, NotTaken):
-        return Outcome(error.verdict, retry_after=error.retry_after)
-    return Outcome(Verdict.DEAD if isinstance(error, GiveUp) else Verdict.NEW, error=error)
+    refusal = find(error, NotTaken)
+    if refusal is not None and only(error, NotTaken):
+        return Outcome(refusal.verdict, retry_after=refusal.retry_after)
+    return Outcome(Verdict.NEW if find(error, GiveUp) is None else Verdict.DEAD, error=error)
 
 
 def checked(outcome: object) -> Outcome:

@@ -1,10 +1,9 @@
 """What the listeners whose messages run in threads share; they differ in how they wait for decisions."""
 
-import asyncio
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from inbox_outbox_base.calls.signals import as_failure
+from inbox_outbox_base.calls.signals import Cancelled, as_failure
 
 from . import thread_pool
 from .lanes import JobBatch, MessageJob
@@ -73,6 +72,8 @@ class InThreads(ListenerBase):
             self._dead_letter(job.message, decision)
         except Exception as failure:  # noqa: BLE001 - becomes the message's decision
             return self._dead_letter_failed(job, decision, failure)
+        except Cancelled as error:
+            return self._dead_letter_failed(job, decision, as_failure(error))
         return self._dead_letter_stored(decision)
 
     def _run(self, job: MessageJob) -> Outcome:
@@ -82,6 +83,6 @@ class InThreads(ListenerBase):
             outcome = job.batch.handler(job.message)
         except Exception as error:  # noqa: BLE001 - becomes the message's decision
             return caught(error)
-        except asyncio.CancelledError as error:
+        except Cancelled as error:
             return caught(as_failure(error))
         return checked(outcome)

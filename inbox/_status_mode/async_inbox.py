@@ -12,15 +12,16 @@ from inbox._listening.async_listener import AsyncListener
 from inbox._listening.listener_factory import Listens
 from inbox._listening.outcome import Outcome
 from inbox_outbox_base.calls.async_calls import begin, checkpoint, run, uninterrupted
-from inbox_outbox_base.calls.signals import as_failure, original
+from inbox_outbox_base.calls.signals import Cancelled, as_failure, original
 from inbox_outbox_base.checks.keys import Key
+from inbox_outbox_base.errors.groups import find
 from inbox_outbox_base.errors.inbox import LeaseLost
 
 from .async_claim import AsyncClaim
 from .async_heartbeat import Heartbeat, LoopHeartbeats
 from .base import StatusConsumer
-from .claim_base import end_claim, outcome_of
-from .hold import GivingUp, Hold
+from .claim_base import end_claim, outcome_of, raise_rest
+from .hold import Hold
 
 M = TypeVar("M")
 
@@ -94,8 +95,7 @@ class AsyncStatusInbox(StatusConsumer, Listens[AsyncListener]):
             await self._record(claim, given, error)
             if error is not raised:
                 raise error from raised
-            if not isinstance(raised, GivingUp):
-                raise
+            raise_rest(raised)
         else:
             await heartbeat.stop()
             await run(end_claim, claim, None, self.backoff.delay)
@@ -132,7 +132,7 @@ class AsyncStatusInbox(StatusConsumer, Listens[AsyncListener]):
                             claim.result = await body(claim, message)
                 except Exception as error:  # noqa: BLE001 - the caller decides
                     return claim, outcome_of(claim, error)
-                except asyncio.CancelledError as error:
+                except Cancelled as error:
                     return claim, outcome_of(claim, as_failure(error))
                 return claim, outcome_of(claim)
 
@@ -162,7 +162,7 @@ class AsyncStatusInbox(StatusConsumer, Listens[AsyncListener]):
         except BaseException as raised:
             if await heartbeat.stop(raised):
                 raise _lost(hold) from raised
-            if not (isinstance(raised, Exception) and isinstance(error, asyncio.CancelledError)):
+            if not (isinstance(raised, Exception) and find(error, asyncio.CancelledError)):
                 raise
             _log.exception("key %r was not given back: it stays taken until its lease expires", claim.key)
         else:

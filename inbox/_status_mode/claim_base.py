@@ -10,6 +10,7 @@ from inbox._listening.outcome import Outcome
 from inbox_outbox_base.calls.signals import is_interruption
 from inbox_outbox_base.checks.results import encode_result
 from inbox_outbox_base.errors.blame import is_own
+from inbox_outbox_base.errors.groups import find, without
 from inbox_outbox_base.errors.inbox import InvalidOption, LeaseLost
 from inbox_outbox_base.words.incoming import Verdict
 
@@ -158,7 +159,7 @@ class ClaimBase:
                 undo(hold.steps.result(name))
             except Exception as failure:
                 self._undo_failed(name, failure)
-                if isinstance(error, GivingUp):
+                if find(error, GivingUp) is not None:
                     raise
                 return  # a later delivery retries the undo
             # Recorded one by one: after a crash, only the remaining steps are undone.
@@ -170,14 +171,17 @@ class ClaimBase:
         interrupted, or the store did not answer. Return whether one of these is so."""
         hold = self._held
         # The LeaseLost may also be another message's: then it is a failure of this handler.
-        if isinstance(error, LeaseLost) and hold.lost:
+        if find(error, LeaseLost) is not None and hold.lost:
             hold.lose()
             return True
         # The store or the database failed, not the handler, so the attempt does not count.
         if is_own(error):
             hold.release(error)
             return True
-        if isinstance(error, Exception | GivingUp) or not is_interruption(error) or hold.counts_interruptions:
+        interruption = without(error, GivingUp)
+        if interruption is None or isinstance(interruption, Exception) or not is_interruption(interruption):
+            return False
+        if hold.counts_interruptions:
             return False
         hold.release(error, is_interrupted=True)
         return True
@@ -222,6 +226,13 @@ def end_claim(claim: ClaimBase, error: BaseException | None, delay: Callable[[in
     Raises: the error of an undo, unless the handler has its own error.
     """
     claim._end(error, delay)  # noqa: SLF001 - of this module
+
+
+def raise_rest(error: BaseException) -> None:
+    """Raise the error of a handler again, without `GivingUp`, which has done its work."""
+    rest = without(error, GivingUp)
+    if rest is not None:
+        raise rest
 
 
 def outcome_of(claim: ClaimBase | None, error: Exception | None = None) -> Outcome:

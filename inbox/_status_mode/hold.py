@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from inbox._memory import Known, Memory
 from inbox_outbox_base.checks import options
+from inbox_outbox_base.errors.groups import find
 from inbox_outbox_base.errors.inbox import GiveUp, InvalidOption, StepNotDone
 from inbox_outbox_base.monitoring import events
 from inbox_outbox_base.monitoring.events import EventKind, Hooks
@@ -186,7 +187,7 @@ class Hold(MessageLease):
 
     def gives_up_on(self, error: BaseException) -> bool:
         """Whether no attempt may follow after this error."""
-        return self.giving_up or isinstance(error, GiveUp) or self.attempt >= self._request.max_attempts
+        return self.giving_up or find(error, GiveUp) is not None or self.attempt >= self._request.max_attempts
 
     def may_retry_undo(self) -> bool:
         """Whether another attempt can retry an undo that failed in this attempt."""
@@ -244,4 +245,4 @@ class Hold(MessageLease):
 
 def describe(error: BaseException) -> str:
     """The text of an error, as it is stored."""
-    return USED_UP if isinstance(error, GivingUp) else events.stored(error)
+    return USED_UP if find(error, GivingUp) is not None else events.stored(error)

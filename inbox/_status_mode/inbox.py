@@ -1,6 +1,5 @@
 """Status-table mode for synchronous code."""
 
-import asyncio
 import functools
 import os
 from collections.abc import Callable, Iterator
@@ -11,14 +10,14 @@ from typing import Any, TypeVar
 from inbox._listening.listener import Listener
 from inbox._listening.listener_factory import Listens
 from inbox._listening.outcome import Outcome
-from inbox_outbox_base.calls.signals import as_failure, original
+from inbox_outbox_base.calls.signals import Cancelled, as_failure, original
 from inbox_outbox_base.checks.keys import Key
 
 from .base import StatusConsumer
 from .claim import Claim
-from .claim_base import end_claim, outcome_of
+from .claim_base import end_claim, outcome_of, raise_rest
 from .heartbeats import Heartbeats
-from .hold import GivingUp, Hold
+from .hold import Hold
 
 M = TypeVar("M")
 
@@ -125,10 +124,9 @@ class StatusInbox(StatusConsumer, Listens[Listener]):
             heartbeats.add(given)
         try:
             yield claim
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - raised again
             end_claim(claim, error, self.backoff.delay)
-            if not isinstance(error, GivingUp):
-                raise
+            raise_rest(error)
         else:
             end_claim(claim, None, self.backoff.delay)
         finally:
@@ -171,7 +169,7 @@ class StatusInbox(StatusConsumer, Listens[Listener]):
                             claim.result = body(claim, message)
                 except Exception as error:  # noqa: BLE001 - the caller decides
                     return claim, outcome_of(claim, error)
-                except asyncio.CancelledError as error:
+                except Cancelled as error:
                     return claim, outcome_of(claim, as_failure(error))
                 return claim, outcome_of(claim)
 

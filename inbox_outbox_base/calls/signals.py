@@ -8,6 +8,8 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
 
+from inbox_outbox_base.errors import groups
+
 is_stopping: ContextVar[Callable[[], bool]] = ContextVar("inbox_is_stopping", default=lambda: False)
 """Whether the code that runs the current handler has been told to stop."""
 
@@ -37,9 +39,14 @@ class AwaitedCancelled(RuntimeError):
     """The handler waited for something that was cancelled (the cause), but was not cancelled itself."""
 
 
-def as_failure(error: asyncio.CancelledError) -> AwaitedCancelled:
-    """Convert the error to a failure; a cancellation of the current task is raised again."""
-    if is_interruption(error):
+Cancelled = (asyncio.CancelledError, BaseExceptionGroup)
+"""What `as_failure` takes. An ExceptionGroup is an Exception, and needs no conversion."""
+
+
+def as_failure(error: BaseException) -> AwaitedCancelled:
+    """Convert a CancelledError, alone or in a group, to a failure; a cancellation of the current task is
+    raised again, and so is a group with other errors that end a program."""
+    if not groups.only(error, (asyncio.CancelledError, Exception)) or is_interruption(error):
         raise error
     failure = AwaitedCancelled("the handler waited for something that was cancelled")
     failure.__cause__ = error
@@ -55,8 +62,11 @@ def is_interruption(error: BaseException) -> bool:
     """Whether this error, which is not an Exception, was requested from outside.
 
     A SystemExit raised by the handler's own code was not requested, nor was a CancelledError of something
-    that the handler waited for: they would come back with every delivery.
+    that the handler waited for: they would come back with every delivery. A group was requested if one of its
+    errors was.
     """
+    if isinstance(error, BaseExceptionGroup):
+        return any(is_interruption(each) for each in groups.leaves(error) if not isinstance(each, Exception))
     if isinstance(error, asyncio.CancelledError):
         return _is_cancelled()
     if isinstance(error, SystemExit):

@@ -8,7 +8,7 @@ from types import TracebackType
 
 from sqlalchemy.exc import InternalError, OperationalError
 
-from . import codes
+from . import codes, groups
 from .inbox import LeaseLost, PolicyConflict, TablesMissing
 
 _MARK = "_raised_by_the_inbox"
@@ -49,9 +49,7 @@ COMMIT = _Commit()
 
 def is_own(error: BaseException) -> bool:
     """Whether the inbox's own statements raised this error (for a group: all of it)."""
-    if isinstance(error, BaseExceptionGroup):
-        return all(map(is_own, error.exceptions))
-    return hasattr(error, _MARK)
+    return all(hasattr(each, _MARK) for each in groups.leaves(error))
 
 
 def is_failure(error: BaseException) -> bool:
@@ -60,8 +58,10 @@ def is_failure(error: BaseException) -> bool:
     Errors of the inbox's own statements never do. A body's errors do, except passing ones such as a deadlock
     or a lost connection.
     """
-    if isinstance(error, BaseExceptionGroup):
-        return any(map(is_failure, error.exceptions))
+    return any(map(_is_failure, groups.leaves(error)))
+
+
+def _is_failure(error: BaseException) -> bool:
     if isinstance(error, LeaseLost | PolicyConflict | TablesMissing):
         return False
     return not (is_own(error) or codes.is_passing(error))

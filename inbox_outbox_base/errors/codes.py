@@ -10,6 +10,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from inbox_outbox_base.dialect import Code, Codes
 from inbox_outbox_base.supported import FOLDERS, part
 
+from . import groups
 from .inbox import TransientError
 
 
@@ -44,7 +45,7 @@ def is_transient(error: BaseException) -> bool:
     is true for each exception in it. False for everything else.
     """
     if isinstance(error, BaseExceptionGroup):
-        return all(map(is_transient, error.exceptions))
+        return all(map(is_transient, groups.leaves(error)))
     if isinstance(error, PoolTimeoutError) or is_passing(error):
         return True
     return _means(error, lambda database, code: code in database.limits or code in database.transient)
@@ -58,7 +59,7 @@ def is_passing(error: BaseException) -> bool:
     a time limit is to a slow query.
     """
     if isinstance(error, BaseExceptionGroup):
-        return all(map(is_passing, error.exceptions))
+        return all(map(is_passing, groups.leaves(error)))
     if isinstance(error, TransientError) or _means(error, lambda database, code: database.is_passing(code)):
         return True
     return isinstance(error, DBAPIError) and breaks_connection(error)

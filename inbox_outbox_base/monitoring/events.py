@@ -148,6 +148,8 @@ def describe(error: BaseException) -> str:
     except Exception:  # noqa: BLE001 - an error without text must not block the message's end
         said = ""
     text = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    if isinstance(error, BaseExceptionGroup):
+        text = f"{text}: {'; '.join(map(describe, error.exceptions))}"
     return text.encode(errors="backslashreplace").decode().replace("\0", "\\x00")
 
 

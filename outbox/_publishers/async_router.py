@@ -5,11 +5,12 @@ from collections.abc import AsyncGenerator, AsyncIterable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
+from inbox_outbox_base.calls.signals import Cancelled, as_failure
 from inbox_outbox_base.words.outgoing import Envelope, Outcome
 
 from .fan_out import FanOut, Part
 from .publisher import Answer, AsyncPublisher
-from .router import RouterBase, log
+from .router import RouterBase, failed
 
 
 class AsyncRouter(RouterBase):
@@ -68,8 +69,9 @@ async def _send(part: Part) -> None:
         async for answer in _answers(part.publisher, part.messages):
             part.answers.append(answer)
     except Exception as error:  # noqa: BLE001 - logged, and its messages are unknown
-        log.exception("%s failed", type(part.publisher).__name__)
-        part.error = error
+        failed(part, error)
+    except Cancelled as error:
+        failed(part, as_failure(error))
 
 
 async def _closed(close: Any) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+from inbox_outbox_base.calls.signals import Cancelled, as_failure
 from inbox_outbox_base.words.outgoing import Envelope, Outcome, Unavailable
 
 from .fan_out import FanOut, Part, SettledDeliveries
@@ -113,6 +114,13 @@ def _send(part: Part) -> None:
     try:
         for answer in part.publisher.send(part.messages):
             part.answers.append(answer)
-    except Exception as error:
-        log.exception("%s failed", type(part.publisher).__name__)
-        part.error = error
+    except Exception as error:  # noqa: BLE001 - logged, and its messages are unknown
+        failed(part, error)
+    except Cancelled as error:
+        failed(part, as_failure(error))
+
+
+def failed(part: Part, error: Exception) -> None:
+    """Note what a publisher raised."""
+    log.error("%s failed", type(part.publisher).__name__, exc_info=error)
+    part.error = error

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from sqlalchemy import Engine, select, text, update
+from sqlalchemy import Engine, text, update
 
 import inbox
 from inbox import Inbox, Verdict

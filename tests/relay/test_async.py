@@ -10,7 +10,8 @@ import pytest
 from sqlalchemy import URL
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
-from outbox import AsyncRelay, Envelope, Outbox, Outcome
+from inbox import Backoff
+from outbox import AsyncRelay, AsyncRouter, Envelope, Outbox, Outcome
 from outbox.errors import UnsafeBroker
 from tests.support.database import Database
 from tests.support.on_servers import on
@@ -259,3 +260,37 @@ def test_a_cancellation_between_two_sends_that_begin(migrated: Database) -> None
     in_loop(migrated, scenario)
     assert len(waiting(engine)) == 1
     assert count(engine, TABLES.relay) == 0
+
+
+class CancelledPublisher(AsyncRecorder):
+    """What it waits for is cancelled at first, as by a client whose connection breaks."""
+
+    was_cancelled = False
+
+    async def send(self, batch: Sequence[Envelope]) -> Iterable[Outcome]:  # type: ignore[override]
+        """The outcomes, from the second batch on."""
+        if not self.was_cancelled:
+            self.was_cancelled = True
+            future = asyncio.get_running_loop().create_future()
+            future.cancel()
+            await future
+        return await super().send(batch)
+
+
+@on("sqlite")
+@pytest.mark.parametrize("routed", [False, True])
+def test_a_publisher_that_waits_for_something_cancelled(migrated: Database, *, routed: bool) -> None:
+    """If somebody else cancels what a publisher waits for, its message is sent again later."""
+    publish(migrated.engine(), "a1")
+    publisher = CancelledPublisher()
+    given = AsyncRouter({"orders": [publisher, AsyncRecorder()]}) if routed else publisher
+
+    async def scenario(engine: AsyncEngine) -> None:
+        relay = AsyncRelay(engine, given, poll=0.05, backoff=Backoff(0.05))
+        running = asyncio.create_task(relay.run())
+        await asyncio.to_thread(wait_until, lambda: publisher.of("a"))
+        relay.stop()
+        await running
+
+    in_loop(migrated, scenario)
+    assert publisher.of("a") == ["a1"]

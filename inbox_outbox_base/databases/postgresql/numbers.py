@@ -22,7 +22,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY, REGCLASS
 from sqlalchemy.sql.elements import ColumnElement
-from sqlalchemy.sql.selectable import TableValuedAlias
+from sqlalchemy.sql.selectable import Subquery
 from sqlalchemy.types import UserDefinedType
 
 from inbox_outbox_base.tables.inbox import utcnow
@@ -125,10 +125,11 @@ def running() -> Select[Any]:
     return select(locks.c.virtualtransaction).where(others).distinct()
 
 
-def _parts(name: str) -> TableValuedAlias:
+def _parts(name: str) -> Subquery:
     """The table and its partitions: a partitioned table has no pages and no size of its own."""
-    tree = func.pg_partition_tree(cast(name, REGCLASS))
-    return tree.table_valued(column("relid", REGCLASS), name="part").render_derived()
+    itself = cast(name, REGCLASS)
+    tree = func.pg_partition_tree(itself).table_valued(column("relid", REGCLASS), name="tree")
+    return select(itself.label("relid")).union(select(tree.c.relid)).subquery("part")
 
 
 @cache

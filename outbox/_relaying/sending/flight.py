@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterable
 from itertools import chain, repeat
 from typing import Any
 
+from inbox_outbox_base.calls.signals import Cancelled, as_failure
 from inbox_outbox_base.databases.letter import Letter
+from inbox_outbox_base.monitoring.events import describe
 from inbox_outbox_base.words.outgoing import Accepted, Envelope, Failed, Outcome, Refused, Unknown
 from outbox._relaying.report import Report, SentMessage
 
@@ -149,9 +151,10 @@ class Flight:
                 else:
                     in_turn, silence = [], _unknown("more answers than messages")
                     break
-        except Exception as error:
-            log.exception("the publisher failed")
-            silence = Unknown(f"{type(error).__name__}: {error}")
+        except Exception as error:  # noqa: BLE001 - logged, and the messages are unknown
+            silence = _failed(error)
+        except Cancelled as error:
+            silence = _failed(as_failure(error))
         finally:  # also after an interruption, which goes on: the outcomes given so far are written
             self._record(zip(left.values(), chain(in_turn, repeat(silence)), strict=False))
             self.rejected_for = None if self._is_taken else self._asked
@@ -248,6 +251,11 @@ def waves(letters: list[Letter]) -> list[list[Letter]]:
 
 def _are_accepted(answers: Any, number: int) -> bool:
     return isinstance(answers, list) and len(answers) == number and {*map(type, answers)} == {Accepted}
+
+
+def _failed(error: Exception) -> Unknown:
+    log.error("the publisher failed", exc_info=error)
+    return Unknown(describe(error))
 
 
 def _checked(answer: Any) -> Outcome:
