@@ -82,7 +82,8 @@ class _Memo:
     declared: dict[Any, "tuple[weakref.ref[Transaction], weakref.ref[Transaction]]"] = field(
         default_factory=dict
     )
-    """The transaction and savepoint in which a declaration was stored: it may still be rolled back."""
+    """The transaction and savepoint in which a declaration was stored, and the last one of each consumer: it
+    may still be rolled back."""
 
     def is_under_way(self, place: Any) -> bool:
         return place in self.declared and _is_active(self.declared[place][0]())
@@ -177,16 +178,17 @@ class Declaration:
     ) -> Retention:
         stored = look(connection, self._tables, self._consumer).get(self._consumer)
         kept = self.asked or (stored.kept if stored else Retention())
-        transaction = connection.get_transaction()
+        transaction, consumer = connection.get_transaction(), (self._consumer, place[0][0], place[1:])
         if stored is None or self._asks_for_more(stored):
             # Only a new message declares, and only one open transaction of this process at a time.
-            if not is_new or (memo.is_under_way(place) and not memo.is_declared_in(place, transaction)):
+            if not is_new or (memo.is_under_way(consumer) and not memo.is_declared_in(consumer, transaction)):
                 return kept
             connection.execute(taking_statements.declare(self._tables), self._row(stored))
             if transaction is not None and not database_of(connection).is_autocommit(connection):
-                memo.declare_in(place, transaction, innermost or transaction)
+                for each in (place, consumer):
+                    memo.declare_in(each, transaction, innermost or transaction)
                 return kept
-        elif memo.is_declared_in(place, transaction):
+        elif memo.is_declared_in(consumer, transaction):  # perhaps by another inbox of this name
             return kept
         memo.known[place] = kept
         return kept
@@ -222,7 +224,7 @@ class Declaration:
     def _place(self, connection: Connection) -> Any:
         """One declaration in one schema: a map of schemas leads to other tables."""
         translated = connection.get_execution_options().get("schema_translate_map")
-        return (self._key, *translated.items()) if translated else self._key
+        return (self._key, *translated.items()) if translated else (self._key,)
 
     def _warn(self, kept: Retention, error: DBAPIError) -> None:
         _log.warning(

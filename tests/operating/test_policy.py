@@ -340,6 +340,18 @@ def test_first_users_at_the_same_time(migrated: Database, level: str | None) -> 
     assert set(policies(engines[0])) == {"billing", "orders"}
 
 
+def test_what_another_inbox_declared_in_a_transaction_that_rolled_back(sqlite: Database) -> None:
+    """An inbox that sees the policy of another one of its name, in the same transaction, believes it only
+    once it is committed: after a rollback the policy is stored again."""
+    engine = sqlite.engine()
+    asking, silent = Inbox("billing", retention=MONTH), Inbox("billing")
+    with engine.connect() as connection:
+        assert [asking.accept(connection, "a"), silent.accept(connection, "b")] == [Verdict.NEW] * 2
+        connection.rollback()
+    assert take(engine, silent, "c") == [Verdict.NEW]
+    assert policies(engine) == {"billing": ("exactly-once", WEEK, None)}
+
+
 @spread("is_undone", [True, False], where=WITH_WRITERS)
 def test_a_savepoint_that_is_rolled_back(migrated: Database, is_undone: bool) -> None:
     """The policy is stored whenever a message is, even if the first message's savepoint was rolled back
