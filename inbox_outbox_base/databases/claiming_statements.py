@@ -196,13 +196,13 @@ def among_claims(tables: Tables) -> ColumnElement[bool]:
 def record_step(tables: Tables) -> Update:
     """Write the steps, a witness and a renewed lease into the record; this transaction has locked it by
     writing the witness."""
-    return step_where(tables, tables.status.c.claim == _witness(tables))
+    return step_where(tables, tables.status.c.claim == witness(tables))
 
 
 def step_where(tables: Tables, own: ColumnElement[bool]) -> Update:
     """The same, with the condition that tells that this transaction has locked the record."""
-    c, witness = tables.status.c, _witness(tables)
-    values = {"steps": bindparam("steps"), "undos": bindparam("undos"), "claim": witness}
+    c = tables.status.c
+    values = {"steps": bindparam("steps"), "undos": bindparam("undos"), "claim": witness(tables)}
     return (
         update(tables.status)
         .where(_this(tables), c.token == bindparam("token_"), own)
@@ -210,7 +210,8 @@ def step_where(tables: Tables, own: ColumnElement[bool]) -> Update:
     )
 
 
-def _witness(tables: Tables) -> BindParameter[bytes]:
+def witness(tables: Tables) -> BindParameter[bytes]:
+    """Random bytes that only the transaction of this step knows."""
     return bindparam("claim", type_=tables.status.c.claim.type)
 
 

@@ -235,3 +235,31 @@ def test_no_step_inside_a_transaction(sqlite: Database) -> None:
 
 def _step(claim: Claim) -> None:
     claim.step("inner", lambda: pytest.fail("it was called"))
+
+
+@on("postgresql")
+def test_another_transaction_locks_the_record_weakly(engine: Engine, inbox: StatusInbox) -> None:
+    """A row that refers to the record is inserted meanwhile, which locks the record: the step commits."""
+
+    def referring(connection: Connection) -> list[int]:
+        with engine.begin() as other:
+            other.execute(text("SELECT 1 FROM inbox_status FOR KEY SHARE"))
+            return book(connection)
+
+    claim = deliver(inbox, lambda claim: claim.transact("book", referring))
+    assert claim.verdict is Verdict.NEW
+    assert accounts.total(engine) == 1
+
+
+@on("postgresql")
+def test_a_step_that_begins_another_transaction(engine: Engine, inbox: StatusInbox) -> None:
+    """The record of the step is not written in another transaction than the one that has locked it."""
+
+    def chaining(connection: Connection) -> list[int]:
+        book(connection)
+        connection.execute(text("ROLLBACK AND CHAIN"))
+        return book(connection)
+
+    with pytest.raises(TransactionAborted):
+        deliver(inbox, lambda claim: claim.transact("book", chaining))
+    assert accounts.total(engine) == 0

@@ -16,8 +16,6 @@ from sqlalchemy import (
     bindparam,
     cast,
     func,
-    literal,
-    literal_column,
     null,
     select,
     tuple_,
@@ -40,8 +38,11 @@ from inbox_outbox_base.databases.claiming_statements import (
     new_values,
     step_where,
     waits,
+    witness,
 )
 from inbox_outbox_base.tables.inbox import Tables, utcnow
+
+from .marking import is_marked, mark
 
 _ESCAPED = re.compile(rb"\\(?:([0-7]{3})|\\)")
 
@@ -97,15 +98,14 @@ def renew(tables: Tables) -> Update:
 
 @cache
 def lock(tables: Tables) -> Select[Any]:
-    """Lock the record of a claim that still holds it."""
-    return select(literal(1)).where(held(tables, HELD)).with_for_update(key_share=True)
+    """Lock the record of a claim that still holds it, and mark the transaction."""
+    return select(mark(witness(tables))).where(held(tables, HELD)).with_for_update(key_share=True)
 
 
 @cache
 def record_step(tables: Tables) -> Update:
     """Write the steps into the record, if this transaction has locked it."""
-    # The lock leaves the id of its transaction in the row; a transaction begun after a ROLLBACK has another.
-    return step_where(tables, literal_column("xmax") == literal_column("pg_current_xact_id()::xid"))
+    return step_where(tables, is_marked(witness(tables)))
 
 
 class PostgreSQLClaiming(Claiming):
