@@ -67,11 +67,10 @@ def anything(table: Table) -> Select[Any]:
 
 @cache
 def join(tables: OutboxTables) -> Insert:
-    """Insert a new relay; the database draws its epoch."""
+    """Insert a new relay."""
     c = tables.relay.c
-    generation: BindParameter[Any] = bindparam("generation", type_=c.generation.type)
-    values = {"name": bindparam("name"), "lease_until": in_seconds("lease"), "generation": generation}
-    return insert(tables.relay).values(values)
+    given = {name: bindparam(name, type_=c[name].type) for name in ("epoch", "name", "generation")}
+    return insert(tables.relay).values(given | {"lease_until": in_seconds("lease")})
 
 
 @cache

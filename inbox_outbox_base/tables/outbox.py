@@ -221,19 +221,19 @@ def _bucket(metadata: MetaData) -> Table:
 
 
 def _relay(metadata: MetaData) -> Table:
-    """Running relays. The epoch is drawn when a relay joins, and all its writes repeat it. The generation is
+    """Running relays. A relay draws its epoch when it joins, and all its writes repeat it. The generation is
     the newest one announced to the relay; 0 is a relay of a version that knows no generations."""
     return Table(
         "outbox_relay",
         metadata,
-        Column("epoch", number(), autoincrement=True, nullable=False),
+        Column("epoch", BigInteger, autoincrement=False, nullable=False),
         Column("name", String(255), nullable=False),
         Column("lease_until", UtcDateTime, nullable=False),
         Column("sending", long_text()),
         Column("joined_at", UtcDateTime, nullable=False, server_default=utcnow()),
         Column("generation", Integer, nullable=False, server_default="0"),
         PrimaryKeyConstraint("epoch", name="outbox_relay_pkey"),
-        **options(numbered=True),  # an epoch is never reused
+        **options(),
     )
 
 

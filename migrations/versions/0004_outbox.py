@@ -143,14 +143,14 @@ def upgrade() -> None:
     op.bulk_insert(bucket, [{"bucket": number} for number in range(BUCKETS)])
     op.create_table(
         "outbox_relay",
-        _number("epoch"),
+        sa.Column("epoch", sa.BigInteger, nullable=False, autoincrement=False),
         sa.Column("name", sa.String(255), nullable=False),
         sa.Column("lease_until", plain_time(), nullable=False),
         sa.Column("sending", long_text()),
         sa.Column("joined_at", plain_time(), nullable=False, server_default=_now()),
         sa.Column("generation", sa.Integer, nullable=False, server_default="0"),
         sa.PrimaryKeyConstraint("epoch", name="outbox_relay_pkey"),
-        **numbered,
+        **given,
     )
     op.create_table(
         "outbox_pause",

@@ -1,6 +1,6 @@
 """Which relay owns which bucket.
 
-A relay gets an epoch (a fencing token) when it joins, and its row holds a lease that it renews. The buckets
+A relay draws an epoch (a fencing token) when it joins, and its row holds a lease that it renews. The buckets
 that it takes carry its epoch, and every transaction that writes checks the epoch. A relay whose lease has
 expired is retired: its row is deleted, so that all its later writes fail, and its buckets are free until
 others take them. A live relay gives up the buckets above its share, each once no message of it is being sent.
@@ -10,6 +10,8 @@ All relays have the same share; if buckets are left over, the oldest relays get 
 import json
 import logging
 import math
+import secrets
+import time
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -23,6 +25,9 @@ _log = logging.getLogger("outbox.relay")
 _SOON, _LEAST = 1.0, 0.1
 """Seconds until a relay that lacks buckets of its share tries again, and the least between two tries."""
 
+_RANDOM_BITS = 21
+"""Beside the time they fit into 63 bits until the year 2109."""
+
 Bucket = Row[Any, Any, Any]
 """A bucket, its stored mark, and the origin of the mark."""
 
@@ -34,12 +39,11 @@ class Members:
         self._tables = tables
 
     def join(self, connection: Connection, name: str, lease: float, generation: int) -> int:
-        """Join the group; return the epoch, which is larger than all earlier ones."""
-        given = {"name": name, "lease": lease, "generation": generation}
-        added = connection.execute(member_statements.join(self._tables), given)
-        key = added.inserted_primary_key
-        assert key is not None  # noqa: S101 - a single row was inserted
-        return int(key[0])
+        """Join the group; return the epoch."""
+        epoch = _new_epoch()
+        given = {"epoch": epoch, "name": name, "lease": lease, "generation": generation}
+        connection.execute(member_statements.join(self._tables), given)
+        return epoch
 
     def announced(self, connection: Connection, epoch: int) -> int | None:
         """The newest generation of buckets announced to a relay; None if the relay was retired."""
@@ -116,6 +120,12 @@ class Members:
         ends = ((other.lease_until - other.now).total_seconds() for other in others)
         again = max(_LEAST, min(ends, default=math.inf)) if is_settled else _SOON
         return mine, again
+
+
+def _new_epoch() -> int:
+    """The time in milliseconds, and random bits: a number that the database draws would come again after a
+    failover or a restore that has lost this relay's row, and then two relays would have it."""
+    return (time.time_ns() // 1_000_000 << _RANDOM_BITS) + secrets.randbits(_RANDOM_BITS)
 
 
 def share_of(epoch: int, others: Sequence[int], buckets: int) -> int:

@@ -74,7 +74,7 @@ def relay(owner: Engine, app: Database) -> None:
         Outbox().publish(connection, "good", "a", delay=0.001)
         sent = {"topic": "good", "created_at": OLD, "sent_at": OLD}
         connection.execute(insert(TABLES.outbox.sent), [sent | {"id": "old", "own_id": True}])
-        lost = {"name": "lost", "lease_until": OLD, "sending": '{"0": [1]}'}
+        lost = {"epoch": 1, "name": "lost", "lease_until": OLD, "sending": '{"0": [1]}'}
         connection.execute(insert(TABLES.outbox.relay), lost)
 
     answers: dict[str, Outcome] = {"good": Accepted(), "bad": Refused("no"), "later": Unavailable("no")}

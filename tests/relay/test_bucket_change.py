@@ -317,7 +317,7 @@ def test_changes_that_are_rejected(engine: Engine) -> None:
         set_bucket_count(engine, 4_097)
     now = datetime.now(UTC)
     with engine.begin() as connection:
-        old = {"name": "old", "lease_until": now + timedelta(hours=1)}
+        old = {"epoch": 1, "name": "old", "lease_until": now + timedelta(hours=1)}
         connection.execute(insert(TABLES.relay), old)
     with pytest.raises(RelayRunning, match="relay old is of an older version"):
         set_bucket_count(engine, 7)

@@ -1,13 +1,13 @@
 """A failover loses the last commits while a relay is sending; other messages then get the same sequences."""
 
 from collections.abc import Iterable, Sequence
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
-from sqlalchemy import Engine, delete, insert, select
+from sqlalchemy import Engine, delete, insert, select, update
 
-from outbox import Envelope, Outcome, Refused, Relay, Unavailable, Unknown
-from tests.support.on_servers import WITH_WRITERS, spread
+from outbox import Envelope, Outcome, Refused, Relay, Unavailable, Unknown, status
+from tests.support.on_servers import WITH_WRITERS, on, spread
 from tests.support.outbox_publishers import (
     ACCEPTED,
     TABLES,
@@ -18,6 +18,8 @@ from tests.support.outbox_publishers import (
     relay,
     waiting,
 )
+from tests.support.processes import wait_until
+from tests.support.relay.crashes import running
 
 OUTCOMES = [ACCEPTED, Refused("no"), Unavailable("away"), Unknown("no answer")]
 OPTIONS: list[dict[str, Any]] = [{}, {"keep_sent": 60}, {"after_dead": "hold"}]
@@ -57,3 +59,33 @@ def test_outcomes_are_not_recorded_for_other_messages(
     assert relay(engine, after) == 3
     assert names_of(after.sent) == ["new"] * 3
     assert {message.attempt for message in after.sent} == {1}
+
+
+@on(*WITH_WRITERS)
+def test_relays_of_two_histories_are_two(engine: Engine) -> None:
+    """A failover loses a relay's join, and another relay joins before the first one comes back: the first one
+    notices that it was retired, joins again, and no message is sent twice or behind a later one of its
+    key."""
+    publishers = Recorder(), Recorder()
+    first, second = (Relay(engine, each, poll=0.1, lease=60) for each in publishers)
+    with running(first):
+        wait_until(lambda: owned(engine) == [64])
+        with engine.begin() as connection:
+            connection.execute(update(TABLES.bucket).values(epoch=None))
+            connection.execute(delete(TABLES.relay))
+        with running(second):
+            wait_until(lambda: owned(engine) == [32, 32])
+            for number in range(100):
+                publish(engine, f"{'abcdefgh'[number % 8]}{number:02}")
+            wait_until(lambda: not waiting(engine))
+    names = [names_of(each.sent) for each in publishers]
+    assert sorted(chain(*names)) == sorted(f"{'abcdefgh'[number % 8]}{number:02}" for number in range(100))
+    for sent in names:
+        for key in "abcdefgh":
+            of_key = [name for name in sent if name.startswith(key)]
+            assert of_key == sorted(of_key)
+
+
+def owned(engine: Engine) -> list[int]:
+    """How many buckets each relay has."""
+    return sorted(each.buckets for each in status(engine).relays)
