@@ -25,6 +25,7 @@ from .numbers import size
 from .taking_statements import (
     add_at_once,
     add_in_order,
+    begin_purge,
     delete_batch,
     delete_loads,
     find_loads,
@@ -51,7 +52,6 @@ _RISKS = text("""
 _NO_TIME_LIMIT = text("SET LOCAL statement_timeout = 0")
 _BLOCKS = 1_000
 """The most blocks of the table that a batch of a load reads: this takes a few milliseconds."""
-_PURGE_GUARD = text("SET LOCAL idle_in_transaction_session_timeout = '10s'")
 
 
 class PostgreSQLTaking(Taking):
@@ -118,9 +118,9 @@ class PostgreSQLTaking(Taking):
     def delete_oldest(
         self, connection: Connection, aging: Aging, parameters: dict[str, Any]
     ) -> list[datetime]:
-        # If this process hangs before it commits, others that wait for a row of the batch must not hang.
-        connection.execute(_PURGE_GUARD)
-        return list(connection.execute(delete_batch(aging), parameters).scalars())
+        has_partitions = connection.execute(begin_purge(aging.table)).scalar_one()
+        statement = delete_batch(aging, has_partitions=has_partitions)
+        return list(connection.execute(statement, parameters).scalars())
 
     def delete_loads(
         self, connection: Connection, tables: Tables, parameters: dict[str, Any], after: Any
@@ -132,7 +132,7 @@ class PostgreSQLTaking(Taking):
                 return 0, None
         (partition, first, last), *others = after
         until = _block(first) + _BLOCKS
-        connection.execute(_PURGE_GUARD)
+        connection.execute(begin_purge(tables.message))
         window = parameters | {"partition": partition, "first": first, "until": f"({until},0)"}
         deleted, end = connection.execute(delete_loads(tables), window).one()
         if deleted == parameters["batch"]:

@@ -19,13 +19,15 @@ from sqlalchemy import (
     cast,
     column,
     delete,
+    exists,
     false,
     func,
     literal,
     literal_column,
     select,
 )
-from sqlalchemy.dialects.postgresql import ARRAY, JSON, OID, Insert, insert
+from sqlalchemy import table as table_named
+from sqlalchemy.dialects.postgresql import ARRAY, JSON, OID, REGCLASS, Insert, insert
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.elements import ColumnElement, quoted_name
@@ -36,7 +38,7 @@ from inbox_outbox_base.databases import taking_statements
 from inbox_outbox_base.databases.taking_statements import Aging
 from inbox_outbox_base.tables.inbox import Tables
 
-from .numbers import Tid
+from .numbers import Tid, name_of
 
 _COLUMNS = tuple(taking_statements.ROW)
 
@@ -145,18 +147,30 @@ def _row_type(element: row_type, compiler: SQLCompiler, **kw: Any) -> str:
     return f"pg_typeof(NULL::{name})::oid::bigint"
 
 
-@cache
-def delete_batch(aging: Aging) -> Executable:
-    """Delete the oldest rows that nobody has locked. They are found by an index, and deleted by their keys: a
-    place in the table (`ctid`) names a row of each partition."""
-    c = aging.table.c
-    chosen = taking_statements.oldest(aging).with_only_columns(c.key).with_for_update(skip_locked=True)
-    its = c.consumer == bindparam("consumer_"), c.key == any_(func.array(chosen.scalar_subquery()))
-    return delete(aging.table).where(*its).returning(c[aging.time])
-
-
 _PLACE: ColumnElement[str] = literal_column("ctid", Tid())
 _PARTITION: ColumnElement[int] = literal_column("tableoid", OID())
+
+
+@cache
+def begin_purge(table: Table) -> Select[bool]:
+    """Whether the table has partitions. If this process hangs before it commits, the server ends its session:
+    others that wait for a row of the batch must not hang."""
+    inherits = table_named("pg_inherits", column("inhparent", OID))
+    are_some = exists().where(inherits.c.inhparent == cast(name_of(table), REGCLASS))
+    limit = func.set_config("idle_in_transaction_session_timeout", "10s", literal(True))
+    return select(are_some, limit)
+
+
+@cache
+def delete_batch(aging: Aging, *, has_partitions: bool) -> Executable:
+    """Delete the oldest rows that nobody has locked. They are found by an index, and deleted by their place
+    in the table. A place is a row in each partition, so partitions' rows are deleted by their keys, which
+    takes half as long again."""
+    c = aging.table.c
+    by: ColumnElement[Any] = c.key if has_partitions else _PLACE
+    chosen = taking_statements.oldest(aging).with_only_columns(by).with_for_update(skip_locked=True)
+    its = c.consumer == bindparam("consumer_"), by == any_(func.array(chosen.scalar_subquery()))
+    return delete(aging.table).where(*its).returning(c[aging.time])
 
 
 @cache
