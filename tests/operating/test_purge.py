@@ -1,7 +1,7 @@
 """Purging during live traffic, on every database."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, delete, event, insert, select
 
-from inbox import AsyncInbox, Inbox, Purged, Retention, Verdict, purge
+from inbox import AsyncInbox, Inbox, Purged, Retention, Verdict, purge, show, status
 from inbox.errors import TablesMissing
 from inbox.schema import tables
 from tests.support.database import Database
@@ -224,10 +224,11 @@ def test_asynchronously(migrated: Database) -> None:
 
 
 @on("sqlite")
-def test_without_tables(database: Database) -> None:
+@pytest.mark.parametrize("call", [purge, status, lambda engine: show(engine, "billing", "a")])
+def test_without_tables(database: Database, call: Callable[[Engine], object]) -> None:
     """If the tables are missing, the error names the command that creates them."""
     with pytest.raises(TablesMissing, match="inbox-outbox migrate"):
-        purge(database.engine())
+        call(database.engine())
 
 
 def test_a_purge_that_hangs_lets_go(postgres: Database) -> None:
