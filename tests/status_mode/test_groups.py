@@ -1,6 +1,7 @@
 """An error means the same inside an exception group, which task groups raise."""
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,6 +21,13 @@ def no() -> None:
     raise RuntimeError("no")
 
 
+def undo(undone: list[Any], result: Any) -> None:
+    """Undo a step, which fails the first time."""
+    undone.append(result)
+    if len(undone) == 1:
+        raise RuntimeError("the first undo failed")
+
+
 @on_sqlite
 @in_loop
 async def test_the_end_of_a_hopeless_handler(place: Place) -> None:
@@ -28,9 +36,7 @@ async def test_the_end_of_a_hopeless_handler(place: Place) -> None:
     undone: list[Any] = []
 
     async def unlock(result: Any) -> None:
-        undone.append(result)
-        if len(undone) == 1:
-            raise RuntimeError("the first undo failed")
+        undo(undone, result)
 
     async with inbox_at(place, max_attempts=2) as inbox:
 
@@ -74,13 +80,8 @@ def test_what_else_is_in_the_group(place: Place) -> None:
     """What a handler raises beside the end that was forced on it is raised, once its steps are undone."""
     undone: list[Any] = []
 
-    def unlock(result: Any) -> None:
-        undone.append(result)
-        if len(undone) == 1:
-            raise RuntimeError("the first undo failed")
-
     def handle(claim: Claim) -> None:
-        claim.step("lock", lambda: 1, undo=unlock)
+        claim.step("lock", lambda: 1, undo=partial(undo, undone))
         try:
             claim.step("charge", no)
         except BaseException as error:

@@ -1,7 +1,7 @@
 """A mark in a setting that ends with its transaction, and so tells this transaction from every other one.
 
-The setting holds the marks of all that was marked in the transaction, because one can be inside another. What
-stands in a row's header is no such proof: whoever locks the row may change it.
+The setting holds several marks, because one step can run inside the transaction of another. A row's header
+proves nothing: it also changes when another transaction locks the row.
 """
 
 from typing import Any
