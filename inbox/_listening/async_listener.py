@@ -7,7 +7,7 @@ from functools import partial
 from typing import TypeVar
 
 from inbox_outbox_base.calls.async_calls import run
-from inbox_outbox_base.calls.signals import Cancelled, as_failure
+from inbox_outbox_base.calls.signals import FAILURES, as_failure
 
 from .lanes import JobBatch, MessageJob
 from .listener_base import STOPPING, ListenerBase, caught, checked
@@ -110,9 +110,7 @@ class AsyncListener(ListenerBase):
             return decision
         try:
             await self._dead_letter(job.message, decision)
-        except Exception as failure:  # noqa: BLE001 - becomes the message's decision
-            return self._dead_letter_failed(job, decision, failure)
-        except Cancelled as error:
+        except FAILURES as error:
             return self._dead_letter_failed(job, decision, as_failure(error))
         return self._dead_letter_stored(decision)
 
@@ -122,8 +120,6 @@ class AsyncListener(ListenerBase):
                 await run(prepare)
             given = job.batch.handler(job.message)
             outcome = await given if inspect.isawaitable(given) else None
-        except Exception as error:  # noqa: BLE001 - becomes the message's decision
-            return caught(error)
-        except Cancelled as error:
+        except FAILURES as error:
             return caught(as_failure(error))
         return checked(outcome)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from inbox_outbox_base.calls.signals import Cancelled, as_failure
+from inbox_outbox_base.calls.signals import FAILURES, as_failure
 
 from . import thread_pool
 from .lanes import JobBatch, MessageJob
@@ -70,9 +70,7 @@ class InThreads(ListenerBase):
             return decision
         try:
             self._dead_letter(job.message, decision)
-        except Exception as failure:  # noqa: BLE001 - becomes the message's decision
-            return self._dead_letter_failed(job, decision, failure)
-        except Cancelled as error:
+        except FAILURES as error:
             return self._dead_letter_failed(job, decision, as_failure(error))
         return self._dead_letter_stored(decision)
 
@@ -81,8 +79,6 @@ class InThreads(ListenerBase):
             if (prepare := job.batch.take_preparation()) is not None:
                 prepare()
             outcome = job.batch.handler(job.message)
-        except Exception as error:  # noqa: BLE001 - becomes the message's decision
-            return caught(error)
-        except Cancelled as error:
+        except FAILURES as error:
             return caught(as_failure(error))
         return checked(outcome)

@@ -12,7 +12,7 @@ from inbox._listening.async_listener import AsyncListener
 from inbox._listening.listener_factory import Listens
 from inbox._listening.outcome import Outcome
 from inbox_outbox_base.calls.async_calls import begin, checkpoint, run, uninterrupted
-from inbox_outbox_base.calls.signals import Cancelled, as_failure, original
+from inbox_outbox_base.calls.signals import FAILURES, as_failure, original
 from inbox_outbox_base.checks.keys import Key
 from inbox_outbox_base.errors.groups import find
 from inbox_outbox_base.errors.inbox import LeaseLost
@@ -130,9 +130,7 @@ class AsyncStatusInbox(StatusConsumer, Listens[AsyncListener]):
                     ) as claim:
                         if claim.is_new:
                             claim.result = await body(claim, message)
-                except Exception as error:  # noqa: BLE001 - the caller decides
-                    return claim, outcome_of(claim, error)
-                except Cancelled as error:
+                except FAILURES as error:
                     return claim, outcome_of(claim, as_failure(error))
                 return claim, outcome_of(claim)
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from inbox._listening.listener import Listener
 from inbox._listening.listener_factory import Listens
 from inbox._listening.outcome import Outcome
-from inbox_outbox_base.calls.signals import Cancelled, as_failure, original
+from inbox_outbox_base.calls.signals import FAILURES, as_failure, original
 from inbox_outbox_base.checks.keys import Key
 
 from .base import StatusConsumer
@@ -167,9 +167,7 @@ class StatusInbox(StatusConsumer, Listens[Listener]):
                     ) as claim:
                         if claim.is_new:
                             claim.result = body(claim, message)
-                except Exception as error:  # noqa: BLE001 - the caller decides
-                    return claim, outcome_of(claim, error)
-                except Cancelled as error:
+                except FAILURES as error:
                     return claim, outcome_of(claim, as_failure(error))
                 return claim, outcome_of(claim)
 

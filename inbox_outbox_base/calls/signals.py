@@ -39,13 +39,15 @@ class AwaitedCancelled(RuntimeError):
     """The handler waited for something that was cancelled (the cause), but was not cancelled itself."""
 
 
-Cancelled = (asyncio.CancelledError, BaseExceptionGroup)
-"""What `as_failure` takes. An ExceptionGroup is an Exception, and needs no conversion."""
+FAILURES = (Exception, asyncio.CancelledError, BaseExceptionGroup)
+"""What may be a failure of the code that was called; `as_failure` raises the rest again."""
 
 
-def as_failure(error: BaseException) -> AwaitedCancelled:
-    """Convert a CancelledError, alone or in a group, to a failure; a cancellation of the current task is
-    raised again, and so is a group with other errors that end a program."""
+def as_failure(error: BaseException) -> Exception:
+    """Return an Exception as it is, and convert a CancelledError, alone or in a group, to one. A cancellation
+    of the current task is raised again, and so is a group with other errors that end a program."""
+    if isinstance(error, Exception):
+        return error
     if not groups.only(error, (asyncio.CancelledError, Exception)) or is_interruption(error):
         raise error
     failure = AwaitedCancelled("the handler waited for something that was cancelled")

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
-from inbox_outbox_base.calls.signals import Cancelled, as_failure
+from inbox_outbox_base.calls.signals import FAILURES, as_failure
 from inbox_outbox_base.words.outgoing import Envelope, Outcome
 
 from .fan_out import FanOut, Part
@@ -68,9 +68,7 @@ async def _send(part: Part) -> None:
     try:
         async for answer in _answers(part.publisher, part.messages):
             part.answers.append(answer)
-    except Exception as error:  # noqa: BLE001 - logged, and its messages are unknown
-        failed(part, error)
-    except Cancelled as error:
+    except FAILURES as error:
         failed(part, as_failure(error))
 
 

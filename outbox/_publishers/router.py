@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from inbox_outbox_base.calls.signals import Cancelled, as_failure
+from inbox_outbox_base.calls.signals import FAILURES, as_failure
 from inbox_outbox_base.words.outgoing import Envelope, Outcome, Unavailable
 
 from .fan_out import FanOut, Part, SettledDeliveries
@@ -114,9 +114,7 @@ def _send(part: Part) -> None:
     try:
         for answer in part.publisher.send(part.messages):
             part.answers.append(answer)
-    except Exception as error:  # noqa: BLE001 - logged, and its messages are unknown
-        failed(part, error)
-    except Cancelled as error:
+    except FAILURES as error:
         failed(part, as_failure(error))
 
 

@@ -16,7 +16,7 @@ from inbox._listening.awaited_listener import AwaitedListener
 from inbox._listening.options import BY_KEY, ListenerOptions, check_names
 from inbox._listening.outcome import Action, Decision, Outcome
 from inbox_outbox_base.brokers.rocketmq import forking
-from inbox_outbox_base.calls.signals import Cancelled, as_failure, stopping
+from inbox_outbox_base.calls.signals import FAILURES, as_failure, stopping
 from inbox_outbox_base.errors.inbox import InvalidOption
 from inbox_outbox_base.words.incoming import Delivery
 
@@ -262,8 +262,8 @@ class AsyncRocketMQConsumer:
                     await held.put(letter_of(self._dead_letter, held.delivery, decision))
                 else:
                     await self._dead_letter(held.delivery, decision)
-            except (Exception, *Cancelled) as error:  # noqa: BLE001 - it may pass, and the message is safe
-                failure = error if isinstance(error, Exception) else as_failure(error)
+            except FAILURES as error:  # it may pass, and the message is safe
+                failure = as_failure(error)
                 _log.warning("message %s: not stored as a dead letter: %r", held.delivery.id, failure)
                 failures += 1
                 await self._keep(held, self.listener.backoff.delay(failures))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from itertools import chain, repeat
 from typing import Any
 
-from inbox_outbox_base.calls.signals import Cancelled, as_failure
+from inbox_outbox_base.calls.signals import FAILURES, as_failure
 from inbox_outbox_base.databases.letter import Letter
 from inbox_outbox_base.monitoring.events import describe
 from inbox_outbox_base.words.outgoing import Accepted, Envelope, Failed, Outcome, Refused, Unknown
@@ -151,9 +151,7 @@ class Flight:
                 else:
                     in_turn, silence = [], _unknown("more answers than messages")
                     break
-        except Exception as error:  # noqa: BLE001 - logged, and the messages are unknown
-            silence = _failed(error)
-        except Cancelled as error:
+        except FAILURES as error:
             silence = _failed(as_failure(error))
         finally:  # also after an interruption, which goes on: the outcomes given so far are written
             self._record(zip(left.values(), chain(in_turn, repeat(silence)), strict=False))
