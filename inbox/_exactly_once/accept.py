@@ -59,10 +59,10 @@ class Messages:
         return set(fresh), None if self.digests is None else fresh
 
 
-def new_attempt(tables: Tables, consumer: str, key: Key, payload: Any) -> Attempt:
+def new_attempt(tables: Tables, consumer: str, key: Key, payload: Any, *, marks: bool = False) -> Attempt:
     """A checked attempt at taking one message, with its own claim id."""
     # A random claim: after a lost COMMIT, it tells this attempt's row from all others.
-    return Attempt(tables, consumer, encode_key(key), os.urandom(16), digest(payload))
+    return Attempt(tables, consumer, encode_key(key), os.urandom(16), digest(payload), marks)
 
 
 def accept(

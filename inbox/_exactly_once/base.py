@@ -64,8 +64,8 @@ class Consumer:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.consumer!r})"
 
-    def _attempt(self, key: Key, payload: Any) -> Attempt:
-        return new_attempt(self.tables, self.consumer, key, payload)
+    def _attempt(self, key: Key, payload: Any, *, marks: bool = False) -> Attempt:
+        return new_attempt(self.tables, self.consumer, key, payload, marks=marks)
 
     def _begin(
         self,
@@ -76,7 +76,7 @@ class Consumer:
         sleep: Callable[[float], object] = time.sleep,
     ) -> Transaction:
         return Transaction(
-            self._attempt(key, payload),
+            self._attempt(key, payload, marks=True),
             self._terms,
             checked_time(message_time),
             bind_arguments=bind_arguments,

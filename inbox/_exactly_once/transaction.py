@@ -60,6 +60,7 @@ class Transaction:
         self._sleep = sleep
         self._process = os.getpid()
         self._is_watched = False
+        self._mark: object = None
         self.verdict: Verdict = Verdict.IN_FLIGHT
         self.result: Any = None
         self._begun = time.monotonic()
@@ -76,6 +77,8 @@ class Transaction:
         try:
             self._transaction: RootTransaction | SessionTransaction = handle.begin()
             self.connection = self._connection(handle)
+            self._database = database_of(self.connection)
+            before = self._database.reported(self.connection)
             try:
                 self.verdict, stored = accept(
                     self.connection,
@@ -93,7 +96,10 @@ class Transaction:
             OWN.mark(error)
             raise
         if self.verdict is Verdict.NEW:
-            ending.watch(handle, self.connection, self._transaction)
+            after = self._database.reported(self.connection)
+            if after != before:  # equal if there is no mark, or a pooler hides it, or it is an outer one's
+                self._mark = after
+            ending.watch(handle, self.connection, self._transaction, self._mark)
             self._is_watched = True
             return
         self._events.append(OF_VERDICT[self.verdict])
@@ -120,11 +126,11 @@ class Transaction:
         """
         # The parent still uses this connection: a COMMIT from the child would end the parent's transaction.
         forked.check(self._process)
-        self._check_not_ended()
+        self._check_same()
         # Pending ORM writes come first: the checks below must see their errors.
         if isinstance(self._handle, Session):
             self._handle.flush()
-        self._check_not_aborted()
+        self._check_whole()
         if self.verdict is Verdict.NEW and self.result is not None:
             self._store_result()
         self.leave()  # SQLAlchemy sends statements of its own for a two-phase COMMIT
@@ -172,7 +178,7 @@ class Transaction:
         for kind in self._events:
             hooks(Event(kind=kind, consumer=self._attempt.consumer, key=self.key, seconds=seconds))
 
-    def _check_not_ended(self) -> None:
+    def _check_same(self) -> None:
         if self._handle.get_transaction() is not self._transaction:
             raise TransactionEnded(
                 "the body committed or rolled back: the inbox row and the writes after that are not in one "
@@ -181,21 +187,26 @@ class Transaction:
         # SQLAlchemy itself has rolled back, after an error in a flush or a lost connection.
         if not self._transaction.is_active or self.connection.invalidated:
             raise TransactionAborted("the body swallowed an error that had ended the transaction")
-        if self.verdict is Verdict.NEW and database_of(self.connection).is_ended(self.connection):
-            raise TransactionEnded("the body ended the transaction with SQL of its own")
 
-    def _check_not_aborted(self) -> None:
-        written = self._attempt if self.verdict is Verdict.NEW else None
-        try:
-            is_lost = database_of(self.connection).is_aborted(self.connection, written)
-        except Exception as error:
-            OWN.mark(error)
-            raise
+    def _check_whole(self) -> None:
+        database, is_new = self._database, self.verdict is Verdict.NEW
+        if is_new and database.is_ended(self.connection, self._mark):
+            raise TransactionEnded("the body ended the transaction with SQL of its own or through the driver")
         root = self._transaction
-        if is_lost or (isinstance(root, SessionTransaction) and is_aborted(root, self.connection)):
+        if database.is_aborted(self.connection) or (
+            isinstance(root, SessionTransaction) and is_aborted(root, self.connection)
+        ):
             raise TransactionAborted(
                 "the body swallowed a database error that had aborted the transaction: nothing was written"
             )
+        if is_new and self._mark is None:
+            ending.check_same(self.connection)
+            with OWN:
+                is_there = database.is_there(self.connection, self._attempt)
+            if not is_there:
+                raise TransactionAborted(
+                    "the body swallowed a database error that had undone the transaction: nothing was written"
+                )
 
     def _store_result(self) -> None:
         attempt = self._attempt

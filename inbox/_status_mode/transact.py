@@ -151,12 +151,13 @@ class StepTransaction:
         if isinstance(root, SessionTransaction):
             is_lost = is_aborted(root)
         else:
-            is_lost = database.is_aborted(self._connection, None)
+            is_lost = database.is_aborted(self._connection)
         if is_lost or not self._write_steps():
             raise TransactionAborted(
-                f"step={self._name!r}: the body swallowed a database error that had aborted the transaction: "
-                "nothing was written"
+                f"step={self._name!r}: the body swallowed a database error that had aborted the transaction, "
+                "or rolled back and began another one: nothing was written"
             )
+        ending.check_same(self._connection)
 
     def _write_steps(self) -> bool:
         """Write the step to the record; return False if the transaction was rolled back meanwhile."""

@@ -24,6 +24,8 @@ class Attempt:
     key: str
     claim: bytes
     digest: bytes | None
+    marks: bool = False
+    """Whether taking it also marks the transaction, where this costs no statement."""
 
     def row(self) -> dict[str, Any]:
         """The parameters of an INSERT."""
@@ -78,6 +80,10 @@ class KeyRow(NamedTuple):
 
     claim: bytes | None
     digest: bytes | None
+
+
+pooled = Connection.connection.fget  # type: ignore[attr-defined]
+"""The connection's place in the pool, without the check around what a body does with it."""
 
 
 class Taking(ABC):
@@ -139,9 +145,15 @@ class Taking(ABC):
     def risks(self, connection: Connection) -> list[str]:
         """Settings, with their values, that let the database lose committed data in a crash."""
 
+    def reported(self, connection: Connection) -> object:
+        """What the server last reported of a setting that marks a transaction, and that the driver knows
+        without a statement. It is a mark if it differs after `take` from what it was before."""
+        return None
+
     @abstractmethod
-    def is_ended(self, connection: Connection) -> bool:
-        """Whether the transaction on this connection is over already."""
+    def is_ended(self, connection: Connection, mark: object = None) -> bool:
+        """Whether the transaction on this connection is over already. With a mark, another transaction, which
+        does not have it, may be open; without one, only an open transaction is a proof."""
 
     def may_have_written(self, connection: Connection) -> bool:
         """Whether the transaction on this connection may have changed something; True if nobody can tell."""
@@ -168,14 +180,15 @@ class Taking(ABC):
         """The file descriptor of the connection's socket."""
         raise NotImplementedError
 
-    def is_aborted(self, connection: Connection, written: Attempt | None) -> bool:
-        """Whether COMMIT would silently keep nothing, or only a part, of the transaction. If `written` is
-        given, it wrote its row in this transaction: some errors undo a transaction but not the session, and
-        only the row tells."""
-        if written is None:
-            return False
-        stored = self.find(connection, written)
-        return stored is None or stored.claim != written.claim
+    def is_aborted(self, connection: Connection) -> bool:
+        """Whether the driver knows that COMMIT would silently keep nothing, or only a part."""
+        return False
+
+    def is_there(self, connection: Connection, attempt: Attempt) -> bool:
+        """Whether the row that this attempt wrote is there: some errors undo a transaction but not the
+        session, and only the row tells."""
+        stored = self.find(connection, attempt)
+        return stored is not None and stored.claim == attempt.claim
 
     def find(self, connection: Connection, attempt: Attempt) -> Stored | None:
         """The key's row, if this transaction can see it."""

@@ -3,17 +3,25 @@
 A body can end its transaction without SQLAlchemy noticing: by DDL on MySQL and MariaDB, which commits first,
 by COMMIT or ROLLBACK as SQL, or by the driver's own commit(). Drivers know the transaction's state from the
 server's last answer, so asking them costs no statement.
+
+Another transaction may be open by then. If the database has marked ours, the driver knows that as well. If
+not, a savepoint is the mark: it is set before the body uses the driver's connection, or sends a text that
+may end a transaction and begin another one.
 """
 
+import re
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, RootTransaction, event
-from sqlalchemy.exc import PendingRollbackError, ResourceClosedError
+from sqlalchemy import Connection, RootTransaction, TextClause, event
+from sqlalchemy.exc import DBAPIError, PendingRollbackError, ResourceClosedError
 from sqlalchemy.orm import Session, SessionTransaction
+from sqlalchemy.schema import ExecutableDDLElement
 
 from inbox_outbox_base.databases.registry import database_of
-from inbox_outbox_base.databases.taking import Taking
+from inbox_outbox_base.databases.taking import Taking, pooled
+from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import TransactionEnded
 
 _ENDED = (
@@ -24,18 +32,67 @@ _ENDED = (
 _WATCHED = "_inbox_watched"
 """An attribute of a session: the only transaction that it may have. Its next one would begin on another
 connection."""
+_GUARD = "_inbox_guard"
+"""An attribute of a connection: what tells the transaction that it must be in."""
 _listening: list[bool] = []
 """Not empty once listeners for all sessions' connections are set up."""
+_CANNOT_END = re.compile(r"\s*(SELECT|INSERT|UPDATE|DELETE|REPLACE|WITH|SAVEPOINT|RELEASE)\b", re.IGNORECASE)
+
+
+@dataclass(slots=True)
+class _Guard:
+    """Tells the transaction that a connection must be in from every other one."""
+
+    database: Taking
+    mark: object
+    outer: "_Guard | None"
+    """A transaction on a caller's connection can be inside another one of ours."""
+    savepoint: str | None = None
+
+    def check(self, connection: Connection, statement: Any) -> None:
+        """Called before each statement."""
+        try:
+            if self.database.is_ended(connection, self.mark):
+                raise TransactionEnded(_ENDED)
+        except (ResourceClosedError, PendingRollbackError):
+            return  # closed or invalidated: the statement itself raises that
+        if self.mark is None and _may_end(statement):
+            self.set_savepoint(connection)
+
+    def set_savepoint(self, connection: Connection) -> None:
+        """Called before something that may end the transaction and begin another one."""
+        # Inside a savepoint of the body's it would end with that one.
+        if self.mark is None and self.savepoint is None and not connection.in_nested_transaction():
+            self.savepoint = f"inbox_outbox_{id(self)}"
+            Connection.exec_driver_sql(connection, f"SAVEPOINT {self.savepoint}")
+
+    def check_savepoint(self, connection: Connection) -> None:
+        if self.savepoint is None:
+            return
+        try:
+            Connection.exec_driver_sql(connection, f"RELEASE SAVEPOINT {self.savepoint}")
+        except DBAPIError as error:
+            if codes.is_transient(error):
+                raise
+            raise TransactionEnded(
+                "the body ended the transaction and began another one: the inbox row and the later writes "
+                "are not in one transaction"
+            ) from error
 
 
 def watch(
-    handle: Connection | Session, connection: Connection, transaction: RootTransaction | SessionTransaction
+    handle: Connection | Session,
+    connection: Connection,
+    transaction: RootTransaction | SessionTransaction,
+    mark: object = None,
 ) -> None:
     """This transaction of the handle has written something on this connection, and must stay open until
-    `unwatch`."""
+    `unwatch`. A mark tells it from every other transaction."""
     # A listener for SQLAlchemy's events would cost each transaction 40 microseconds, a fifth of our time.
     kind: Any = type(connection)
-    connection.__class__ = _watched(kind, database_of(connection))
+    connection.__class__ = _watched(kind)
+    outer = getattr(connection, _GUARD, None)
+    setattr(connection, _GUARD, _Guard(database_of(connection), mark, outer))
     if isinstance(handle, Session):
         if not _listening:
             event.listen(Session, "after_begin", _begun)
@@ -47,43 +104,62 @@ def unwatch(handle: Connection | Session, connection: Connection) -> None:
     """The transaction is over; call this once for each `watch`. A connection that is not returned belongs to
     the caller, and accepts statements again."""
     connection.__class__ = getattr(connection, "unwatched", type(connection))
+    guard: _Guard | None = getattr(connection, _GUARD, None)
+    setattr(connection, _GUARD, guard and guard.outer)
     if isinstance(handle, Session):
         setattr(handle, _WATCHED, None)
 
 
+def check_same(connection: Connection) -> None:
+    """Call this right before the COMMIT.
+
+    Raises:
+        TransactionEnded: the savepoint that told the transaction from others is gone.
+    """
+    guard: _Guard | None = getattr(connection, _GUARD, None)
+    if guard is not None:
+        guard.check_savepoint(connection)
+
+
 @cache
-def _watched(kind: Any, database: Taking) -> Any:
-    """The same class of connection, with a check before each statement. The class may be watched already: a
-    transaction on a caller's connection can be inside another one of ours."""
-
+def _watched(kind: Any) -> Any:
+    """The same class of connection, with a check before each statement. The class may be watched already."""
     execute, scalar, exec_driver_sql = kind.execute, kind.scalar, kind.exec_driver_sql
-
-    def check(connection: Connection) -> None:
-        try:
-            if not database.is_ended(connection):
-                return
-        except (ResourceClosedError, PendingRollbackError):
-            return  # closed or invalidated: the statement itself raises that
-        raise TransactionEnded(_ENDED)
 
     class Watched(kind):  # type: ignore[misc]
         unwatched = kind
 
         def execute(self, statement: Any, parameters: Any = None, *, execution_options: Any = None) -> Any:
-            check(self)
+            getattr(self, _GUARD).check(self, statement)
             return execute(self, statement, parameters, execution_options=execution_options)
 
         def scalar(self, statement: Any, parameters: Any = None, *, execution_options: Any = None) -> Any:
-            check(self)
+            getattr(self, _GUARD).check(self, statement)
             return scalar(self, statement, parameters, execution_options=execution_options)
 
         def exec_driver_sql(
             self, statement: str, parameters: Any = None, execution_options: Any = None
         ) -> Any:
-            check(self)
+            getattr(self, _GUARD).check(self, statement)
             return exec_driver_sql(self, statement, parameters, execution_options)
 
+        @property
+        def connection(self) -> Any:
+            guard: _Guard = getattr(self, _GUARD)
+            if self.in_transaction() and not guard.database.is_ended(self):
+                guard.set_savepoint(self)
+            return pooled(self)
+
     return Watched
+
+
+def _may_end(statement: Any) -> bool:
+    """Whether the statement may end the transaction and begin another one."""
+    if isinstance(statement, TextClause):
+        statement = statement.text
+    if isinstance(statement, str):
+        return not _CANNOT_END.match(statement)
+    return isinstance(statement, ExecutableDDLElement)
 
 
 def _begun(session: Session, _: SessionTransaction, __: Connection) -> None:

@@ -116,7 +116,7 @@ def is_aborted(transaction: SessionTransaction, besides: Connection | None = Non
 
 def _is_aborted(connection: Connection) -> bool:
     try:
-        return taking(connection.dialect.name).is_aborted(connection, None)
+        return taking(connection.dialect.name).is_aborted(connection)
     except UnsupportedDatabase:
         return False
 

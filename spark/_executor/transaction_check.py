@@ -43,5 +43,5 @@ def check_open(connection: Connection) -> None:
     if connection.closed or not connection.in_transaction():
         raise TransactionEnded(_ENDED)
     database = database_of(connection)
-    if not database.is_ended(connection) and database.is_aborted(connection, None):
+    if not database.is_ended(connection) and database.is_aborted(connection):
         raise TransactionAborted("results swallowed an error that had aborted the transaction")

@@ -4,18 +4,19 @@ statements turned off, everything works there and leaves nothing in sessions tha
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from sqlalchemy import URL, Connection, insert, inspect, text
+from sqlalchemy import URL, Connection, event, insert, inspect, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 import inbox
 import outbox
 from inbox import AsyncInbox, Inbox, SqlStore, StatusInbox, Verdict, migration
+from inbox.errors import TransactionEnded
 from outbox import AsyncRelay, Outbox, Relay
 from tests.support import accounts
 from tests.support.cli import as_json, error, in_this_process, succeeded
@@ -75,6 +76,25 @@ def test_the_exactly_once_path(pooled: Database) -> None:
     with engine.begin() as connection:
         verdicts = Inbox("billing").accept_many(connection, [str(number) for number in range(KEYS + 2)])
     assert verdicts == [DUPLICATE] * KEYS + [NEW] * 2
+
+
+def test_a_body_that_begins_another_transaction(pooled: Database) -> None:
+    """A body that rolls back, and goes on in another transaction of the session, is found out without a
+    further statement: the pooler passes on what the server reports."""
+    engine = accounts.make(pooled.engine())
+    inbox, sent = Inbox("billing"), list[str]()
+
+    def deliver(key: str, body: Callable[[Connection], object]) -> None:
+        with inbox.transaction(engine, key) as work:
+            body(work.connection)
+
+    deliver("a", accounts.add)
+    with pytest.raises(TransactionEnded):
+        deliver("b", lambda connection: connection.connection.cursor().execute("ROLLBACK AND CHAIN"))
+    event.listen(engine, "before_cursor_execute", lambda *call: sent.append(call[2]))
+    deliver("b", accounts.add)
+    assert len(sent) == 2
+    assert accounts.total(engine) == 2
 
 
 def test_a_bounded_wait(pooled: Database, postgres: Database) -> None:

@@ -7,7 +7,7 @@ from itertools import product
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, event, insert, text
+from sqlalchemy import Connection, Engine, create_engine, event, insert, text
 from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from sqlalchemy.ext.asyncio import async_sessionmaker as async_sessions
@@ -294,6 +294,105 @@ def deliver_step(source: "Engine | sessionmaker[Session]", body: Callable[[Any],
     with StatusInbox("calls", store=SqlStore(engine)).claim(KEY) as claim:
         claim.transact("book", lambda handle: body(handle) and None, source=source)
     return claim.verdict
+
+
+def send_by_the_driver(handle: Any, *statements: str) -> None:
+    """Send statements that SQLAlchemy does not see."""
+    connection = handle.connection() if isinstance(handle, Session) else handle
+    cursor = connection.connection.cursor()
+    for statement in statements:
+        cursor.execute(statement)
+
+
+ADD = "UPDATE account SET total = total + 100 WHERE name = 'cash'"
+
+
+def roll_back_by_the_driver(handle: Any) -> None:
+    """Go on in another transaction, of which only the driver knows."""
+    send_by_the_driver(handle, "ROLLBACK", "BEGIN", ADD)
+
+
+def commit_by_the_driver(handle: Any) -> None:
+    """The same after a commit."""
+    send_by_the_driver(handle, "COMMIT", "BEGIN", ADD)
+
+
+def roll_back_and_chain(handle: Any) -> None:
+    """Roll back and begin another transaction in one statement."""
+    _sql(handle, "ROLLBACK AND CHAIN")
+
+
+def commit_and_chain(handle: Any) -> None:
+    """Commit and begin another transaction in one statement; ignore that the next statement is refused."""
+    _sql(handle, "COMMIT AND CHAIN")
+    with suppress(TransactionEnded):
+        accounts.add(handle, amount=100)
+
+
+def commit_by_beginning(handle: Any) -> None:
+    """On MySQL and MariaDB, BEGIN commits."""
+    _sql(handle, "BEGIN")
+    accounts.add(handle, amount=100)
+
+
+BY_THE_DRIVER = [roll_back_by_the_driver, commit_by_the_driver]
+BY_CHAIN = [roll_back_and_chain, commit_and_chain]
+
+
+@pytest.mark.parametrize(
+    ("server", "begin_again", "use_session"),
+    [
+        *product(["postgresql"], [*BY_THE_DRIVER, *BY_CHAIN], [True, False]),
+        *product(BOTH_MYSQL, [commit_by_the_driver, *BY_CHAIN, commit_by_beginning], [False]),
+        *product(["sqlite"], BY_THE_DRIVER, [False]),
+    ],
+    indirect=["server"],
+)
+def test_a_body_that_begins_another_transaction(
+    engine: Engine, begin_again: Callable[[Any], None], *, use_session: bool
+) -> None:
+    """If another transaction is open when the body ends, TransactionEnded is raised, and what was written in
+    it is rolled back."""
+
+    def body(handle: Any) -> None:
+        accounts.add(handle)
+        begin_again(handle)
+
+    with pytest.raises(TransactionEnded):
+        deliver(sessionmaker(engine) if use_session else engine, body)
+    kept = 1 if begin_again.__name__.startswith("commit") else 0
+    assert accounts.total(engine) == kept
+    assert deliver(engine, accounts.add) is (Verdict.DUPLICATE if kept else Verdict.NEW)
+    assert accounts.total(engine) == 1
+
+
+@on("postgresql", "mariadb", "sqlite")
+def test_a_body_may_use_the_driver(engine: Engine) -> None:
+    """A body that uses the driver, savepoints and SQL of its own, and ends nothing, commits."""
+
+    def body(connection: Connection) -> None:
+        with connection.begin_nested():
+            send_by_the_driver(connection, ADD)
+        send_by_the_driver(connection, "SAVEPOINT own", ADD, "RELEASE SAVEPOINT own")
+        connection.execute(text("SAVEPOINT other"))
+        connection.execute(text(ADD))
+        connection.execute(text("ROLLBACK TO SAVEPOINT other"))
+
+    assert deliver(engine, body) is Verdict.NEW
+    assert accounts.total(engine) == 200
+    assert deliver(engine, body) is Verdict.DUPLICATE
+
+
+@pytest.mark.parametrize("begin_again", [*BY_THE_DRIVER, *BY_CHAIN])
+def test_where_the_mark_is_hidden(postgres: Database, begin_again: Callable[[Any], None]) -> None:
+    """If each transaction of a role already has the setting that marks ours, a savepoint is the mark."""
+    engine = accounts.make(postgres.engine())
+    options = {"options": "-c default_transaction_read_only=on"}
+    role = create_engine(engine.url, connect_args=options).execution_options(postgresql_readonly=False)
+    assert deliver(role, accounts.add) is Verdict.NEW
+    with pytest.raises(TransactionEnded), INBOX.transaction(role, "another") as work:
+        begin_again(work.connection)
+    role.dispose()
 
 
 IMPLICIT = ["CREATE TABLE more (id INTEGER)", "TRUNCATE TABLE account"]

@@ -21,7 +21,7 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.visitors import InternalTraversal
 
 from inbox_outbox_base.databases import taking_statements
-from inbox_outbox_base.databases.taking import Attempt, KeyBatch, KeyRow, Stored, Taking
+from inbox_outbox_base.databases.taking import Attempt, KeyBatch, KeyRow, Stored, Taking, pooled
 from inbox_outbox_base.databases.taking_statements import Aging
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import TransientError, UnsupportedDatabase, UnusableConnection
@@ -225,7 +225,7 @@ class MySQLTaking(Taking):
         found = [] if flush in _FLUSHED else [f"innodb_flush_log_at_trx_commit={flush}"]
         return [*found, f"sync_binlog={binlog}"] if has_binlog and binlog != 1 else found
 
-    def is_ended(self, connection: Connection) -> bool:
+    def is_ended(self, connection: Connection, mark: object = None) -> bool:
         driver = _driver(connection)
         if connection.dialect.is_async:
             # asyncmy's connection keeps the last non-zero status, and after COMMIT the status is zero.
@@ -289,4 +289,4 @@ def _driver(connection: Connection) -> Any:
         raise UnsupportedDatabase(
             f"driver={connection.dialect.driver!r}: on MySQL and MariaDB expected pymysql or asyncmy"
         )
-    return connection.connection.driver_connection
+    return pooled(connection).driver_connection

@@ -12,10 +12,10 @@ from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, select, text
 from sqlalchemy.exc import DBAPIError
 
-from inbox_outbox_base.databases.taking import Attempt, KeyBatch, KeyRow, Stored, Taking
+from inbox_outbox_base.databases.taking import Attempt, KeyBatch, KeyRow, Stored, Taking, pooled
 from inbox_outbox_base.databases.taking_statements import Aging
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import UnsupportedDatabase
@@ -23,6 +23,8 @@ from inbox_outbox_base.tables.inbox import Tables
 
 from .numbers import size
 from .taking_statements import (
+    MARK,
+    REPORTED,
     add_at_once,
     add_in_order,
     begin_purge,
@@ -39,6 +41,7 @@ _CANCEL = 2
 """Seconds for the connection that cancels another one's wait."""
 _END_WAIT = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'"
 
+_MARK = select(MARK)
 _HAS_WRITTEN = text("SELECT pg_current_xact_id_if_assigned() IS NOT NULL")
 _WRITES = text("SELECT pg_logical_emit_message(true, 'inbox-outbox', '')")
 """Makes a COMMIT wait for a synchronous standby, which then has all earlier commits as well."""
@@ -58,12 +61,15 @@ class PostgreSQLTaking(Taking):
     """Advisory locks distinguish "in flight" from "taken"; a savepoint limits the wait."""
 
     def take(self, connection: Connection, attempt: Attempt, wait: float) -> Literal[True] | Stored | None:
-        if connection.execute(add_at_once(attempt.tables), attempt.row()).rowcount == 1:
+        added = connection.execute(add_at_once(attempt.tables, marks=attempt.marks), attempt.row())
+        if added.rowcount == 1:
             return True
         stored = self.find(connection, attempt)
         # Neither added nor there: the key, or a batch of its consumer, is in flight.
         if stored is None:
             if self._take_patiently(connection, attempt, "key", [attempt.key], wait):
+                if attempt.marks:
+                    connection.execute(_MARK)
                 return True
             # The row is there if the other transaction has committed; not if the wait ran out.
             stored = self.find(connection, attempt)
@@ -166,12 +172,19 @@ class PostgreSQLTaking(Taking):
     def socket_of(self, driver: Any) -> int:
         return int(driver.pgconn.socket)
 
-    def is_aborted(self, connection: Connection, written: Attempt | None) -> bool:
-        # The driver knows without a query that the answer to COMMIT would be ROLLBACK.
+    def is_aborted(self, connection: Connection) -> bool:
         return _driver(connection).pgconn.transaction_status == _INERROR  # type: ignore[no-any-return]
 
-    def is_ended(self, connection: Connection) -> bool:
-        return _driver(connection).pgconn.transaction_status == _IDLE  # type: ignore[no-any-return]
+    def reported(self, connection: Connection) -> object:
+        return _driver(connection).pgconn.parameter_status(REPORTED)
+
+    def is_ended(self, connection: Connection, mark: object = None) -> bool:
+        server = _driver(connection).pgconn
+        status = server.transaction_status
+        if status == _IDLE:
+            return True
+        # An error that aborts the transaction ends its settings, but not the transaction.
+        return mark is not None and status != _INERROR and server.parameter_status(REPORTED) != mark
 
     def may_have_written(self, connection: Connection) -> bool:
         return not self.is_ended(connection) and bool(connection.execute(_HAS_WRITTEN).scalar_one())
@@ -190,8 +203,8 @@ def _driver(connection: Connection) -> Any:
         raise UnsupportedDatabase(
             f"driver={connection.dialect.driver!r}: on PostgreSQL expected psycopg (version 3)"
         )
-    given = connection.connection.dbapi_connection
-    return given.driver_connection if connection.dialect.is_async else given  # type: ignore[union-attr]
+    given = pooled(connection).dbapi_connection
+    return given.driver_connection if connection.dialect.is_async else given
 
 
 def _block(place: str) -> int:

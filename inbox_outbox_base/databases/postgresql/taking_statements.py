@@ -6,6 +6,7 @@ from typing import Any, Literal
 from sqlalchemy import (
     BigInteger,
     BindParameter,
+    Boolean,
     Executable,
     Integer,
     LargeBinary,
@@ -43,14 +44,24 @@ from .numbers import Tid, name_of
 _COLUMNS = tuple(taking_statements.ROW)
 
 
+REPORTED = b"default_transaction_read_only"
+"""The setting of the mark. The server reports each change of it to the client, also when it changes back as
+the transaction ends, so the client knows from the last answer whether the marked transaction is open.
+Changing it changes nothing: a transaction reads it only as it begins."""
+
+MARK = literal_column("set_config('default_transaction_read_only', 'on', true) = 'on'", Boolean())
+"""Marks the transaction; always true."""
+
+
 @cache
-def add_at_once(tables: Tables) -> Insert:
-    """The first statement: inserts the row unless its key, or a batch of its consumer, is in flight."""
+def add_at_once(tables: Tables, *, marks: bool = False) -> Insert:
+    """The first statement: inserts the row unless its key, or a batch of its consumer, is in flight. It can
+    also mark the transaction."""
     lock_of_key, lock_of_batch = _key_lock(tables), batch_lock(tables)
     # The batch lock is only probed, and released at once; CASE, unlike AND, guarantees that order. The key's
     # lock comes last: if it were kept without a row, a key that nobody takes would seem to be in flight.
     given_back, take = func.pg_advisory_unlock(lock_of_batch), func.pg_try_advisory_xact_lock(lock_of_key)
-    ours = case((given_back, take), else_=false())
+    ours = case((given_back & MARK if marks else given_back, take), else_=false())
     is_free = case((func.pg_try_advisory_lock(lock_of_batch), ours), else_=false())
     row = select(*_row(tables).values()).where(is_free)
     added = insert(tables.message).from_select(_COLUMNS, row).on_conflict_do_nothing()

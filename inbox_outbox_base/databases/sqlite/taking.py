@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.elements import ColumnElement
 
 from inbox_outbox_base.databases import taking_statements
-from inbox_outbox_base.databases.taking import Attempt, KeyBatch, Stored, Taking
+from inbox_outbox_base.databases.taking import Attempt, KeyBatch, Stored, Taking, pooled
 from inbox_outbox_base.databases.taking_statements import Aging
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import UnusableConnection
@@ -72,8 +72,8 @@ class SQLiteTaking(Taking):
             if not was_begun:
                 # The driver's BEGIN came with this INSERT. A read in this transaction would keep the file
                 # locked for reading, and block the other transaction's commit.
-                connection.connection.rollback()
-                connection.info.pop(_BEGUN, None)
+                pooled(connection).rollback()
+                pooled(connection).info.pop(_BEGUN, None)
             return None
 
     def settled(self, connection: Connection, attempt: Attempt, wait: float) -> Stored | None:
@@ -103,13 +103,13 @@ class SQLiteTaking(Taking):
         is_file = any(file for *_, file in connection.exec_driver_sql("PRAGMA database_list"))
         return [f"synchronous={_LEVELS[level]}"] if is_file and level < len(_LEVELS) else []
 
-    def is_ended(self, connection: Connection) -> bool:
+    def is_ended(self, connection: Connection, mark: object = None) -> bool:
         return not _driver(connection).in_transaction
 
 
 def has_begun(connection: Connection) -> None:
     """Remember that BEGIN was sent in this transaction outside any savepoint."""
-    connection.info[_BEGUN] = connection.get_transaction()
+    pooled(connection).info[_BEGUN] = connection.get_transaction()
 
 
 def check_savepoint(connection: Connection, error: type[UnusableConnection] = UnusableConnection) -> None:
@@ -120,7 +120,7 @@ def check_savepoint(connection: Connection, error: type[UnusableConnection] = Un
     root = connection.get_transaction()
     if not connection.in_nested_transaction():
         has_begun(connection)
-    elif connection.info.get(_BEGUN) is not root and _driver(connection).isolation_level is not None:
+    elif pooled(connection).info.get(_BEGUN) is not root and _driver(connection).isolation_level is not None:
         raise error(
             "inside a savepoint, Python's sqlite3 driver commits too early: set isolation_level=None, and "
             "send BEGIN in a listener for SQLAlchemy's begin event"
@@ -139,4 +139,4 @@ def _busy_timeout(connection: Connection, wait: float) -> Iterator[None]:
 
 
 def _driver(connection: Connection) -> Any:
-    return connection.connection.driver_connection
+    return pooled(connection).driver_connection
