@@ -43,20 +43,23 @@ def made_by_others(properties: dict[str, str], **system: Any) -> Any:
 
 
 def test_messages_of_others() -> None:
-    """The id is that of the CloudEvent, otherwise the message's key, otherwise the one drawn by the
-    producer's client; never the broker's. Properties of the broker are not headers, and what cannot be
-    decoded is not changed."""
+    """The id is that of the CloudEvent, otherwise the one drawn by the producer's client; never the broker's,
+    nor a key for searches, which several messages may have: that is a key. Properties of the broker are not
+    headers, and what cannot be decoded is not changed."""
     event = {"ce_specversion": "1.0", "ce_id": "1", "ce_source": "/shop"}
     keyed = delivery_of(made_by_others({"colour": "blue", "__SHARDINGKEY": "g"}, keys=["b", "a"]), 2)
-    assert (keyed.id, keyed.headers, keyed.attempt) == ("a", {"colour": "blue"}, 2)
+    assert (keyed.id, keyed.headers, keyed.attempt) == ("0102FC00", {"colour": "blue"}, 2)
     assert keyed.created_at == datetime(2026, 1, 2, tzinfo=UTC)
-    assert (keyed.topic, keyed.payload, keyed.key) == ("orders", b"x", None)
+    assert (keyed.topic, keyed.payload, keyed.key) == ("orders", b"x", "a")
     assert delivery_of(made_by_others(event, keys=["a"]), 1).id == '["/shop","1"]'
     bare = delivery_of(made_by_others({"outbox-created-at": "yesterday"}, message_group="g"), 1)
     assert (bare.id, bare.key) == ("0102FC00", "g")
     assert bare.created_at == datetime(2026, 1, 2, tzinfo=UTC)
-    odd = made_by_others({"outbox-encoded": "[1"}, body_encoding=protocol.Encoding.GZIP)
-    assert delivery_of(odd, 1).payload == b"x"
+    for unreadable in ("[1", "[" * 100_000):
+        odd = made_by_others({"outbox-encoded": unreadable}, body_encoding=protocol.Encoding.GZIP)
+        assert delivery_of(odd, 1).payload == b"x"
+    text = delivery_of(made_by_others({"outbox-encoded": '{"outbox-key": "a\\u0000\\\\", "n": "\\ud800"}'}), 1)
+    assert (text.key, text.headers) == ("a\\x00\\\\", {"n": "\\ud800"})
 
 
 def test_invalid_options() -> None:

@@ -3,11 +3,16 @@
 import logging
 import operator
 from datetime import UTC, datetime
+from hashlib import blake2b
+from itertools import chain
 
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
 
 from inbox._consuming.cloud_events import event_id
+from inbox._consuming.text import readable
 from inbox_outbox_base.words.incoming import Delivery
+
+Headers = list[tuple[str, str | bytes | None]]
 
 _log = logging.getLogger("inbox.kafka")
 _given_headers = operator.methodcaller("headers")
@@ -25,18 +30,18 @@ def delivery_of(record: Message, attempt: int) -> Delivery:
     """The handler's view of a record.
 
     A record that did not come through an outbox has Kafka's time. Its id is the source and id of its
-    CloudEvent, if it is an event, else its place ("topic-partition-offset"). Of repeated headers the last one
-    counts. Bytes of a key or a header that are not UTF-8 become lone surrogates, so that two keys never
-    become one; `raw` has the original bytes.
+    CloudEvent, if it is an event, else its place and a digest of its contents. Of repeated headers the last
+    one counts. A key or a header that no database would take becomes readable text; `raw` has its bytes.
     """
-    headers = {name: _text(value) for name, value in headers_of(record)}
+    given = headers_of(record)
+    headers = {readable(name): readable(value or "") for name, value in given}
     own = {name: headers.pop(name, None) for name in (_ID, _CONTENT_TYPE, _CREATED_AT)}
     key, value = record.key(), record.value()
     content_type = own[_CONTENT_TYPE] or ("" if value is None else _BYTES)
     return Delivery(
-        id=own[_ID] or event_id(headers, content_type, value) or _place(record),
+        id=own[_ID] or event_id(headers, content_type, value) or _own_id(record, given),
         topic=str(record.topic()),
-        key=None if key is None else _text(key),
+        key=None if key is None else readable(key),
         payload=value,
         content_type=content_type,
         headers=headers,
@@ -50,7 +55,18 @@ def _place(record: Message) -> str:
     return f"{record.topic()}-{record.partition()}-{record.offset()}"
 
 
-def headers_of(record: Message) -> list[tuple[str, str | bytes | None]]:
+def _own_id(record: Message, headers: Headers) -> str:
+    """The place of a record and a digest of its time and contents. A place alone is no identity: a topic that
+    is created again, another cluster or a restored broker has other records in the same places."""
+    digest = blake2b(repr(record.timestamp()).encode(), digest_size=16)
+    for part in (record.key(), record.value(), *chain.from_iterable(headers)):
+        content = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
+        digest.update(b"-" if content is None else b"%d:" % len(content))
+        digest.update(content or b"")
+    return f"{_place(record)}-{digest.hexdigest()}"
+
+
+def headers_of(record: Message) -> Headers:
     """Name and value of each header; names may repeat.
 
     If a name is not UTF-8, there are none: the client cannot read the headers, and a second try would crash
@@ -68,10 +84,6 @@ def headers_of(record: Message) -> list[tuple[str, str | bytes | None]]:
 def place_of(record: Message) -> tuple[str, int]:
     """Topic and partition."""
     return str(record.topic()), int(record.partition() or 0)
-
-
-def _text(value: str | bytes | None) -> str:
-    return value.decode(errors="surrogateescape") if isinstance(value, bytes) else value or ""
 
 
 def _created_at(header: str | None, record: Message) -> datetime | None:

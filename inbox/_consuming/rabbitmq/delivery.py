@@ -12,6 +12,7 @@ from pamqp import decode, encode
 from pamqp.commands import Basic
 
 from inbox._consuming.cloud_events import event_id
+from inbox._consuming.text import readable
 from inbox_outbox_base.words.incoming import Delivery
 
 ATTEMPT = "inbox-attempt"
@@ -42,11 +43,11 @@ def delivery_of(message: DeliveredMessage) -> Delivery:
     """The handler's view of a message. It never raises, whatever the message contains."""
     properties = message.header.properties
     headers: Mapping[str, Any] = properties.headers or {}
-    users, content_type = _users(headers), properties.content_type or ""
+    users, content_type = _users(headers), readable(properties.content_type or "")
     return Delivery(
-        id=_text(properties.message_id or event_id(users, content_type, message.body) or ""),
-        topic=_text(headers.get(TOPIC, frame_of(message).routing_key or "")),
-        key=_text(headers[_KEY]) if _KEY in headers else None,
+        id=readable(properties.message_id or event_id(users, content_type, message.body) or ""),
+        topic=readable(headers.get(TOPIC, frame_of(message).routing_key or "")),
+        key=readable(headers[_KEY]) if _KEY in headers else None,
         payload=message.body,
         content_type=content_type,
         headers=users,
@@ -81,7 +82,7 @@ def sent_on(delivery: Delivery, headers: Mapping[str, Any]) -> Basic.Properties:
 
 def _users(headers: Mapping[str, Any]) -> dict[str, str]:
     return {
-        _name(name): _text(value)
+        readable(_name(name)): readable(value)
         for name, value in headers.items()
         if name not in _OURS and not name.startswith(_BROKERS)
     }
@@ -111,11 +112,6 @@ def _name(header: str) -> str:
         if header.startswith(prefix):
             return f"ce_{header.removeprefix(prefix)}"
     return header
-
-
-def _text(value: Any) -> str:
-    # Bytes that are not UTF-8 must not turn two keys into one.
-    return value.decode(errors="backslashreplace") if isinstance(value, bytes | bytearray) else str(value)
 
 
 def _attempt(message: DeliveredMessage, headers: Mapping[str, Any]) -> int:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from inbox._consuming.cloud_events import event_id
+from inbox._consuming.text import readable
 from inbox_outbox_base.brokers.rocketmq.client import protocol
 from inbox_outbox_base.brokers.rocketmq.message import CONTENT_TYPE, CREATED_AT, EMPTY, ID, KEY
 from inbox_outbox_base.brokers.rocketmq.properties import decode
@@ -26,23 +27,24 @@ def delivery_of(message: Any, attempt: int) -> Delivery:
     """The handler's view of a message. It never raises, whatever the message contains.
 
     The id is the outbox's. A message of another producer has the source and id of its CloudEvent, if it is an
-    event; else its key (the smallest, if it has several); else the id from its producer's client, which each
-    resend changes.
+    event; else the id from its producer's client, which each resend changes. Its key is its message group;
+    else the smallest of its keys for searches, which several messages may have.
     """
     sent = {name: value for name, value in message.user_properties.items() if not name.startswith(_BROKERS)}
     properties = decode(sent)
     system, payload = message.system_properties, b"" if EMPTY in properties else body_of(message)
-    headers = {name: value for name, value in properties.items() if name not in _OWN}
+    headers = {readable(name): readable(value) for name, value in properties.items() if name not in _OWN}
     content_type = properties.get(CONTENT_TYPE) or _BYTES
     own_id = properties.get(ID) or event_id(headers, content_type, payload)
-    # In a FIFO topic, an outbox's message without a key has its id as the group.
-    group = None if ID in properties else system.message_group or None
+    key = properties.get(KEY)
+    if ID not in properties and key is None:  # an outbox's message without a key has its id in both
+        key = system.message_group or min(system.keys, default=None)
     return Delivery(
-        id=own_id or min(system.keys, default="") or system.message_id,
-        topic=properties.get(TOPIC) or message.topic.name,
-        key=properties.get(KEY, group),
+        id=readable(own_id or system.message_id or key or ""),
+        topic=readable(properties.get(TOPIC) or message.topic.name),
+        key=None if key is None else readable(key),
         payload=payload,
-        content_type=content_type,
+        content_type=readable(content_type),
         headers=headers,
         attempt=attempt,
         created_at=_created_at(properties.get(CREATED_AT), system.born_timestamp),

@@ -38,7 +38,7 @@ def decode(properties: Mapping[str, str]) -> dict[str, str]:
     found = {name: value for name, value in properties.items() if name != GROUP}
     try:
         rest = json.loads(found.get(ENCODED, "{}"))
-    except ValueError:
+    except (ValueError, RecursionError):
         return found
     if isinstance(rest, dict) and all(isinstance(value, str) for value in rest.values()):
         found.pop(ENCODED, None)

@@ -68,6 +68,18 @@ class Topics:
         self._admin.delete_topics([topic])[topic].result(WAIT)
         self._made.remove(topic)
 
+    def make_again(self, topic: str) -> None:
+        """Delete a topic of ours, and create it again, empty."""
+        self.delete(topic)
+        deadline = time.monotonic() + WAIT
+        while True:
+            try:
+                return self.make(topic)
+            except KafkaException as error:  # the deletion takes a moment
+                if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.1)
+
     def _create(self, topic: NewTopic) -> None:
         self._admin.create_topics([topic])[topic.topic].result(WAIT)
         self._made.append(topic.topic)
