@@ -4,8 +4,8 @@
 def readable(value: object) -> str:
     """The same text, if it has UTF-8 and no NUL.
 
-    Else each NUL, backslash, and byte that is not UTF-8 becomes an escape (`\\x00`, `\\\\`, `\\xff`), so that two
-    binary keys never become one.
+    Else each NUL, backslash, and byte that is not UTF-8 becomes an escape (`\\x00`, `\\\\`, `\\xff`), so that
+    two binary keys never become one.
     """
     if isinstance(value, bytes | bytearray):
         try:

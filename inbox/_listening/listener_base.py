@@ -139,7 +139,9 @@ class ListenerBase:
     def _record(self, job: MessageJob, decision: Decision) -> None:
         if not job.batch.record(job, decision):
             _log.warning(
-                "key %r: its handler ended after the message was given back: %s", job.key, decision.reason
+                "key %s: its handler ended after the message was given back: %s",
+                options.shown(job.key),
+                decision.reason,
             )
         if job.batch.is_decided:
             job.batch.wake()
@@ -201,7 +203,7 @@ class ListenerBase:
         try:
             return default if function is None else operator.index(function(job.message))
         except Exception:  # noqa: BLE001 - a missing number must not cost a message
-            _log.exception("key %r: %s= raised an error, using %d", job.key, option, default)
+            _log.exception("key %s: %s= raised an error, using %d", options.shown(job.key), option, default)
             return default
 
     def _dead_letter_stored(self, decision: Decision) -> Decision:
@@ -222,7 +224,7 @@ class ListenerBase:
 
 
 def _tell(job: MessageJob, action: Action, reason: str, error: Exception | None = None) -> None:
-    place = f"key {job.key!r}, message {job.index} of its batch"
+    place = f"key {options.shown(job.key)}, message {job.index} of its batch"
     _log.warning("%s: %s, %s", place, action, reason, exc_info=error)
 
 
@@ -241,7 +243,7 @@ def checked(outcome: object) -> Outcome:
         InvalidOption: not an `Outcome`, so the handler never asked an inbox.
     """
     if not isinstance(outcome, Outcome):
-        raise InvalidOption(f"handler: it returned {outcome!r:.100}, expected an inbox.Outcome")
+        raise InvalidOption(f"handler: it returned {options.shown(outcome)}, expected an inbox.Outcome")
     return outcome
 
 

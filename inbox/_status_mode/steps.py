@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from inbox_outbox_base.checks.options import utf8
+from inbox_outbox_base.checks.options import shown, utf8
 from inbox_outbox_base.checks.results import LARGEST_RESULT, compact_json, encode_result
 from inbox_outbox_base.errors.inbox import InvalidOption, InvalidResult
 
@@ -134,6 +134,6 @@ def checked_name(name: str) -> str:
         InvalidOption: not 1 to 255 characters of UTF-8 without NUL.
     """
     if not isinstance(name, str) or not 1 <= len(name) <= LONGEST_NAME:
-        raise InvalidOption(f"step={name!r:.80}: expected 1 to {LONGEST_NAME} characters")
+        raise InvalidOption(f"step={shown(name)}: expected 1 to {LONGEST_NAME} characters")
     utf8("step", name)
     return name

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from inbox_outbox_base.errors.inbox import InvalidKey, InvalidOption
 
-from .options import utf8
+from .options import shown, utf8
 
 Key = str | int | UUID | tuple[str | int | UUID, ...]
 """A business key: text, a whole number or a UUID, or a tuple of such parts."""
@@ -66,9 +66,9 @@ def _part(key: object, part: object) -> str | int:
     if isinstance(part, UUID):
         return str(part)
     if isinstance(part, bool) or not isinstance(part, int):
-        of_it = "" if part is key else f"part {part!r}: "
+        of_it = "" if part is key else f"part {shown(part)}: "
         raise InvalidKey(
-            f"key={key!r}: {of_it}expected a string, a whole number or a UUID, or a tuple of these"
+            f"key={shown(key)}: {of_it}expected a string, a whole number or a UUID, or a tuple of these"
         )
     if part.bit_length() > 4 * LONGEST_KEY:  # Python does not even print numbers of 4,300 digits
         raise InvalidKey(f"key=(...): a whole number of {part.bit_length()} bits is too long")

@@ -18,6 +18,15 @@ LONGEST_WAIT = timedelta(days=1).total_seconds()
 """A day, in seconds: databases count the milliseconds of a wait in 32 bits."""
 
 
+def shown(value: object, longest: int = 80) -> str:
+    """The value's repr for an error, shortened; its type if it has no repr, such as a number of 5,000 digits
+    or a list that is nested too deep."""
+    try:
+        return repr(value)[:longest]
+    except Exception:  # noqa: BLE001 - an error about the error would hide it
+        return f"<{type(value).__name__}>"
+
+
 def seconds(
     option: str,
     value: float | timedelta,
@@ -28,16 +37,16 @@ def seconds(
     """Convert a number of seconds or a `timedelta` to seconds; not negative, at most `longest`."""
     number = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(number, bool) or not isinstance(number, int | float):
-        raise error(f"{option}={value!r}: expected seconds (a number) or a timedelta")
+        raise error(f"{option}={shown(value)}: expected seconds (a number) or a timedelta")
     if not 0 <= number <= longest:
-        raise error(f"{option}={value!r}: expected zero or more, and at most {longest:.0f} seconds")
+        raise error(f"{option}={shown(value)}: expected zero or more, and at most {longest:.0f} seconds")
     return float(number)
 
 
 def number(option: str, value: float, *, lowest: float, error: type[InvalidOption] = InvalidOption) -> float:
     """A number of at least `lowest`."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not lowest <= value < float("inf"):
-        raise error(f"{option}={value!r}: expected a number, {lowest:g} or more")
+        raise error(f"{option}={shown(value)}: expected a number, {lowest:g} or more")
     return float(value)
 
 
@@ -46,35 +55,35 @@ def one_of(
 ) -> str:
     """One of the given words."""
     if value not in known:
-        raise error(f"{option}={value!r}: expected one of {', '.join(known)}")
+        raise error(f"{option}={shown(value)}: expected one of {', '.join(known)}")
     return value
 
 
 def count(option: str, value: int, *, error: type[InvalidOption] = InvalidOption) -> int:
     """A whole number, one or more."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise error(f"{option}={value!r}: expected a whole number, one or more")
+        raise error(f"{option}={shown(value)}: expected a whole number, one or more")
     return value
 
 
 def whole(option: str, value: int) -> int:
     """A whole number, zero or more."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise InvalidOption(f"{option}={value!r}: expected a whole number, zero or more")
+        raise InvalidOption(f"{option}={shown(value)}: expected a whole number, zero or more")
     return value
 
 
 def flag(option: str, value: bool, *, error: type[InvalidOption] = InvalidOption) -> bool:
     """True or False, not merely a truthy or falsy value."""
     if not isinstance(value, bool):
-        raise error(f"{option}={value!r}: expected True or False")
+        raise error(f"{option}={shown(value)}: expected True or False")
     return value
 
 
 def consumer(value: str, *, error: type[InvalidOption] = InvalidOption) -> str:
     """A consumer's name: 1 to 128 bytes of UTF-8, no NUL."""
     if not isinstance(value, str):
-        raise error(f"consumer={value!r}: expected a string")
+        raise error(f"consumer={shown(value)}: expected a string")
     if not 1 <= len(utf8("consumer", value, error)) <= LONGEST_CONSUMER:
         raise error(f"consumer={value!r}: expected 1 to {LONGEST_CONSUMER} bytes of UTF-8")
     return str.__str__(value)  # the plain text of an Enum member
@@ -93,5 +102,5 @@ def utf8(option: str, value: str, error: type[InvalidOption] = InvalidOption) ->
 def aware(option: str, value: datetime, *, error: type[InvalidOption] = InvalidOption) -> datetime:
     """A point in time with its offset from UTC."""
     if not isinstance(value, datetime) or value.tzinfo is None:
-        raise error(f"{option}={value!r}: expected a datetime with a time zone")
+        raise error(f"{option}={shown(value)}: expected a datetime with a time zone")
     return value

@@ -12,6 +12,7 @@ from inbox_outbox_base.words.outgoing import Message
 
 from . import options
 from .keys import LONGEST_KEY
+from .options import shown
 
 LONGEST_HEADER = 128
 """The most bytes of UTF-8 in a header's name: RabbitMQ's clients take no more."""
@@ -31,12 +32,12 @@ consumer = partial(options.consumer, error=InvalidOption)
 def text(option: str, value: object, longest: int) -> str:
     """Text of 1 to `longest` bytes of UTF-8, without NUL."""
     if not isinstance(value, str):
-        raise InvalidMessage(f"{option}={value!r:.80}: expected a string")
+        raise InvalidMessage(f"{option}={shown(value)}: expected a string")
     if value.isascii() and 0 < len(value) <= longest and "\0" not in value:
         return value
     size = len(options.utf8(option, value, InvalidMessage))
     if not 1 <= size <= longest:
-        raise InvalidMessage(f"{option}={value!r:.80}: {size} bytes of UTF-8, expected 1 to {longest}")
+        raise InvalidMessage(f"{option}={shown(value)}: {size} bytes of UTF-8, expected 1 to {longest}")
     return value
 
 
@@ -54,7 +55,7 @@ def uri_reference(option: str, value: object, longest: int) -> str:
     checked = text(option, value, longest)
     if not _URI_REFERENCE.fullmatch(checked):
         raise InvalidMessage(
-            f"{option}={checked!r:.80}: expected a URI reference, such as /shop or https://shop.example"
+            f"{option}={shown(checked)}: expected a URI reference, such as /shop or https://shop.example"
         )
     return checked
 
@@ -67,9 +68,9 @@ def topic(value: object) -> str:
 def message_id(value: object) -> str:
     """1 to 128 printable ASCII characters, which every broker can carry."""
     if not isinstance(value, str) or not 1 <= len(value) <= LONGEST_ID:
-        raise InvalidMessage(f"id={value!r:.80}: expected 1 to {LONGEST_ID} printable ASCII characters")
+        raise InvalidMessage(f"id={shown(value)}: expected 1 to {LONGEST_ID} printable ASCII characters")
     if not (value.isascii() and value.isprintable()):
-        raise InvalidMessage(f"id={value!r:.80}: expected printable ASCII characters")
+        raise InvalidMessage(f"id={shown(value)}: expected printable ASCII characters")
     return str.__str__(value)
 
 
@@ -81,20 +82,20 @@ def key(value: object) -> str | None:
 def message(value: object) -> Message:
     """One of the messages that are published together."""
     if not isinstance(value, Message):
-        raise InvalidMessage(f"messages: {value!r:.80}: expected a Message")
+        raise InvalidMessage(f"messages: {shown(value)}: expected a Message")
     return value
 
 
 def headers(value: object) -> dict[str, str]:
     """Names and values that are text, and no names that publishers use."""
     if not isinstance(value, Mapping):
-        raise InvalidMessage(f"headers={value!r:.80}: expected a mapping of strings to strings")
+        raise InvalidMessage(f"headers={shown(value)}: expected a mapping of strings to strings")
     for name, content in value.items():
         text("headers", name, LONGEST_HEADER)
         if name == "content-type" or name.startswith("outbox-"):
             raise InvalidMessage(f"headers[{name!r}]: publishers write a header with this name themselves")
         if not isinstance(content, str):
-            raise InvalidMessage(f"headers[{name!r}]={content!r:.80}: expected a string")
+            raise InvalidMessage(f"headers[{name!r}]={shown(content)}: expected a string")
         if content:
             text(f"headers[{name!r}]", content, LARGEST_HEADERS)
     return dict(value)
@@ -104,7 +105,7 @@ def due(delay: float | timedelta | None, available_at: datetime | None) -> float
     """When a message may leave: seconds from now, a point in time, or None for immediately."""
     if delay is not None and available_at is not None:
         raise InvalidMessage(
-            f"delay={delay!r}, available_at={available_at!r}: expected at most one of the two"
+            f"delay={shown(delay)}, available_at={shown(available_at)}: expected at most one of the two"
         )
     if available_at is not None:
         return aware("available_at", available_at)
@@ -114,5 +115,5 @@ def due(delay: float | timedelta | None, available_at: datetime | None) -> float
 def check_function(option: str, value: Any) -> Any:
     """Check that the value can be called."""
     if not callable(value):
-        raise InvalidOption(f"{option}={value!r}: expected a function")
+        raise InvalidOption(f"{option}={shown(value)}: expected a function")
     return value

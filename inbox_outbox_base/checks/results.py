@@ -5,6 +5,8 @@ from typing import Any
 
 from inbox_outbox_base.errors.inbox import InvalidResult
 
+from .options import shown
+
 LARGEST_RESULT = 1_000_000
 """The most bytes of JSON in a stored result."""
 
@@ -20,8 +22,8 @@ def encode_result(result: Any) -> str:
     """
     try:
         text = compact_json(result)
-    except (TypeError, ValueError) as error:
-        raise InvalidResult(f"result={result!r:.80}: expected a JSON value: {error}") from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidResult(f"result={shown(result)}: expected a JSON value: {error}") from None
     size = len(text.encode())
     if size > LARGEST_RESULT:
         raise InvalidResult(f"result of {size:,} bytes: expected at most {LARGEST_RESULT:,}")

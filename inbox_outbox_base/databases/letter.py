@@ -123,6 +123,8 @@ def headers_of(text: Any) -> dict[str, str]:
             if type(value) is not str:
                 break
         else:
+            if "\\u" in text and not _is_utf8("".join([*headers, *headers.values()])):
+                raise Unreadable("its headers are not UTF-8")
             return headers
     raise Unreadable("its headers are not a JSON object of strings")
 
@@ -140,7 +142,14 @@ def check_payload(payload: Any) -> None:
 def _check_text(name: str, text: Any) -> None:
     if not isinstance(text, str):
         raise Unreadable(f"its {name} is not text, but {type(text).__name__}")
+    if not _is_utf8(text):
+        raise Unreadable(f"its {name} is not UTF-8")
+
+
+def _is_utf8(text: str) -> bool:
+    """Whether the text has no lone surrogate: with one, a publisher would fail the whole batch."""
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise Unreadable(f"its {name} is not UTF-8") from None
+        return False
+    return True

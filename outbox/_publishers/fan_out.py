@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from inbox_outbox_base.checks.options import shown
 from inbox_outbox_base.words.outgoing import (
     ACCEPTED,
     Accepted,
@@ -76,7 +77,7 @@ class Part:
                 return [Unknown("the publisher gave an answer to no message")] * len(self.messages)
             found[place] = outcome
         given = (found.get(place, Unknown(silence)) for place in range(len(self.messages)))
-        return [each if isinstance(each, Outcome) else Unknown(f"answered {each!r:.80}") for each in given]
+        return [each if isinstance(each, Outcome) else Unknown(f"answered {shown(each)}") for each in given]
 
 
 class FanOut:

@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Any
 from uuid import UUID
 
+from inbox_outbox_base.checks.options import shown
 from inbox_outbox_base.checks.outbox_options import check_function
 from inbox_outbox_base.errors.outbox import InvalidMessage, InvalidOption
 
@@ -46,7 +47,7 @@ def checked(serializer: Serializer) -> Serializer:
         if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], bytes):
             return made
         raise InvalidOption(
-            f"serializer={serializer!r} returned {made!r:.80}: expected (bytes, content type)"
+            f"serializer={serializer!r} returned {shown(made)}: expected (bytes, content type)"
         )
 
     check_function("serializer", serializer)

@@ -32,6 +32,7 @@ def test_what_the_client_cannot_read_is_taken(queues: Queues, monkeypatch: pytes
     queue, seen = queues.new(), list[Delivery]()
     city = b"Z\xfcrich"
     strange: dict[str, bytes] = {
+        "outbox-key": b"S" + sized(b"\0\xff\\xff"),
         "time": b"T" + MICROSECONDS,
         "city": b"S" + sized(city),
         "single": b"f" + struct.pack(">f", 0.5),
@@ -68,6 +69,7 @@ def test_what_the_client_cannot_read_is_taken(queues: Queues, monkeypatch: pytes
     assert again[b"time"].created_at == MOMENT
     assert first[b"id"].id == again[b"id"].id == "Z\\xfcrich"
     assert len(first[b"id"].content_type) == 64
+    assert first[b"headers"].key == again[b"headers"].key == "\\x00\\xff\\\\xff"
     headers = dict(first[b"headers"].headers)
     assert headers.pop("time") == str(int.from_bytes(MICROSECONDS))
     assert headers.pop("city") == "Z\\xfcrich"

@@ -58,7 +58,9 @@ def test_messages_of_others() -> None:
     for unreadable in ("[1", "[" * 100_000):
         odd = made_by_others({"outbox-encoded": unreadable}, body_encoding=protocol.Encoding.GZIP)
         assert delivery_of(odd, 1).payload == b"x"
-    text = delivery_of(made_by_others({"outbox-encoded": '{"outbox-key": "a\\u0000\\\\", "n": "\\ud800"}'}), 1)
+    text = delivery_of(
+        made_by_others({"outbox-encoded": '{"outbox-key": "a\\u0000\\\\", "n": "\\ud800"}'}), 1
+    )
     assert (text.key, text.headers) == ("a\\x00\\\\", {"n": "\\ud800"})
 
 

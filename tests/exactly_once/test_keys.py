@@ -204,6 +204,14 @@ def test_a_key_is_its_text_in_every_store(store: Store) -> None:
                 assert claim.is_new is (number % 2 == 0 and consumer is Name.ORDER)
 
 
+def nested() -> list[Any]:
+    """A list that is too deep for Python to print."""
+    found: list[Any] = []
+    for _ in range(100_000):
+        found = [found]
+    return found
+
+
 REFUSED: dict[str, Any] = {
     "empty": "",
     "NUL": "\0",
@@ -222,6 +230,8 @@ REFUSED: dict[str, Any] = {
     "a number that cannot be printed": 10**5_000,
     "list": ["a", "b"],
     "dict": {"a": 1},
+    "a list nested too deep": nested(),
+    "a part beside one that cannot be printed": ("a", 1.5, 10**5_000),
     "no parts": (),
     "part None": ("a", None),
     "part bool": ("a", True),

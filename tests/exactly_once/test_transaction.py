@@ -1,5 +1,6 @@
 """`transaction` and `handler`: begin, take, run, commit."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -177,8 +178,10 @@ def test_the_first_run_sees_the_result_as_a_duplicate_will(postgres: Database) -
     with inbox.transaction(engine, "a") as work:
         work.result = {1: ("x", 2)}
         assert work.result == {"1": ["x", 2]}
-        with pytest.raises(InvalidResult):
-            work.result = {"when": object()}
+        too_deep = functools.reduce(lambda inner, _: [inner], range(100_000), list[Any]())
+        for refused in (object(), 10**5_000, float("inf"), too_deep):
+            with pytest.raises(InvalidResult):
+                work.result = {"when": refused}
     with inbox.transaction(engine, "a") as work:
         assert work.result == {"1": ["x", 2]}
     bill = inbox.handler(engine, key=str)(lambda connection, message: {1: ("x", 2)})

@@ -99,6 +99,14 @@ def test_what_a_handler_raises(decide: Decide, caplog: pytest.LogCaptureFixture)
 
 
 @each_listener
+def test_what_cannot_be_printed(decide: Decide) -> None:
+    """A message whose key has no repr, such as a number of 5,000 digits, ends no other message."""
+    answers = {10**5_000: DEAD, "a": NEW}
+    decisions = decide(answers, answers.__getitem__, key=lambda message: message)
+    assert [each.action for each in decisions] == [DEAD_LETTER, ACK]
+
+
+@each_listener
 def test_a_handler_that_tells_its_outcome(decide: Decide) -> None:
     """If a handler has an attribute `outcome`, the listener calls that instead, since it returns errors
     together with a verdict."""

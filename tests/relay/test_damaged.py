@@ -29,6 +29,8 @@ HEADERS = {
     "no JSON": ("{it's", "its headers are not JSON"),
     "too deep": ("[" * 60_000, "its headers are not JSON"),
     "no object": ("[1]", "its headers are not a JSON object of strings"),
+    "no UTF-8": ('{"a": "\\ud800"}', "its headers are not UTF-8"),
+    "no number that can be printed": (f'{{"a": {"9" * 5_000}}}', "its headers are not JSON"),
     "no strings": ('{"tries": 3}', "its headers are not a JSON object of strings"),
 }
 

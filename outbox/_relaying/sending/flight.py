@@ -10,6 +10,7 @@ from itertools import chain, repeat
 from typing import Any
 
 from inbox_outbox_base.calls.signals import FAILURES, as_failure
+from inbox_outbox_base.checks.options import shown
 from inbox_outbox_base.databases.letter import Letter
 from inbox_outbox_base.monitoring.events import describe
 from inbox_outbox_base.words.outgoing import Accepted, Envelope, Failed, Outcome, Refused, Unknown
@@ -142,7 +143,7 @@ class Flight:
                     if place not in left:
                         in_turn, silence = (
                             [],
-                            _unknown(f"an outcome for place {place!r:.80}, which expects none"),
+                            _unknown(f"an outcome for place {shown(place)}, which expects none"),
                         )
                         break
                     self._record([(left.pop(place), outcome)])
@@ -257,7 +258,7 @@ def _failed(error: Exception) -> Unknown:
 
 
 def _checked(answer: Any) -> Outcome:
-    return answer if isinstance(answer, Outcome) else _unknown(f"{answer!r:.80}, which is not an Outcome")
+    return answer if isinstance(answer, Outcome) else _unknown(f"{shown(answer)}, which is not an Outcome")
 
 
 def _unknown(what: str) -> Unknown:
