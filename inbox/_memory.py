@@ -3,7 +3,6 @@
 import json
 import os
 import threading
-import time
 from collections.abc import Hashable
 from dataclasses import dataclass
 from weakref import ReferenceType, WeakKeyDictionary, ref
@@ -11,6 +10,7 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 from sqlalchemy import Connection, Engine, Pool, RootTransaction
 
 from inbox._listening.outcome import Outcome
+from inbox_outbox_base.calls import clock
 from inbox_outbox_base.checks.keys import is_mismatch
 from inbox_outbox_base.words.incoming import Verdict
 
@@ -63,7 +63,7 @@ class Memory:
         with self._lock:
             # Out of the dictionary and back in: it keeps the order of insertion.
             found = self._known.pop(key, None)
-            if found is None or found[1] < time.monotonic():
+            if found is None or found[1] < clock.now():
                 return None
             self._known[key] = found  # moves it to the end: the most recently used
             return found[0]
@@ -74,7 +74,7 @@ class Memory:
             self._forget()
         with self._lock:
             self._known.pop(key, None)
-            self._known[key] = known, time.monotonic() + seconds
+            self._known[key] = known, clock.now() + seconds
             if len(self._known) > self._count:
                 del self._known[next(iter(self._known))]
 

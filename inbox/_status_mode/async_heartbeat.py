@@ -2,6 +2,7 @@
 
 import asyncio
 from typing import Any
+from weakref import WeakMethod
 
 from sqlalchemy.util import greenlet_spawn
 
@@ -33,7 +34,8 @@ class LoopHeartbeats:
     def add(self, heartbeat: "Heartbeat", hold: MessageLease) -> None:
         """Begin to renew a claim that needs it."""
         if self._schedule.is_needed and hold.is_protected and hold.is_running:
-            self._schedule.add(hold, heartbeat.cancel)
+            cancel = WeakMethod(heartbeat.cancel)  # a heartbeat owns its claim
+            self._schedule.add(hold, lambda: (found := cancel()) and found())
             if self._timer is None:
                 self._set_timer()
 
@@ -74,7 +76,10 @@ class Heartbeat:
         self._has_cancelled = self._is_over = False
         self._hold = hold
         self._beats = beats
-        beats.add(self, hold)
+
+    def begin(self) -> None:
+        """Begin to renew."""
+        self._beats.add(self, self._hold)
 
     def cancel(self) -> None:
         """The claim is lost: cancel the handler."""

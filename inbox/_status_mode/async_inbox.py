@@ -84,6 +84,7 @@ class AsyncStatusInbox(StatusConsumer, Listens[AsyncListener]):
             return
         heartbeat = Heartbeat(self._heartbeats, given)
         try:
+            heartbeat.begin()
             yield claim
         except GeneratorExit:  # the task was discarded: it can no longer wait for the store
             heartbeat.abandon()
@@ -156,6 +157,7 @@ class AsyncStatusInbox(StatusConsumer, Listens[AsyncListener]):
         """Record that the handler raised, and renew the lease while its steps are undone."""
         heartbeat = Heartbeat(self._heartbeats, hold)
         try:
+            heartbeat.begin()
             await run(end_claim, claim, error, self.backoff.delay)
         except BaseException as raised:
             if await heartbeat.stop(raised):

@@ -2,13 +2,13 @@
 
 import os
 import socket
-import time
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 from inbox._listening.outcome import Outcome
 from inbox._memory import Known, Memory
+from inbox_outbox_base.calls import clock
 from inbox_outbox_base.checks import options
 from inbox_outbox_base.checks.backoff import Backoff
 from inbox_outbox_base.checks.extras import check_greenlet
@@ -115,7 +115,7 @@ class StatusConsumer:
         return stored_key, self._claim_key(request, message_time)
 
     def _claim_key(self, request: Request, message_time: datetime | None) -> Hold | Outcome:
-        sent = time.monotonic()
+        sent = clock.now()
         try:
             if message_time is not None and self._is_too_old(message_time, request.key):
                 return self._refused(Outcome(Verdict.TOO_OLD), request.key)
@@ -181,7 +181,7 @@ class StatusConsumer:
 
     def _unprotected(self, request: Request) -> Hold:
         """The message runs without a claim."""
-        return self._hold(None, request, ClaimAnswer.first(request, 0, datetime.now(UTC)), time.monotonic())
+        return self._hold(None, request, ClaimAnswer.first(request, 0, datetime.now(UTC)), clock.now())
 
     def _refusal(self, answer: ClaimAnswer) -> Outcome:
         record = answer.record

@@ -7,6 +7,9 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+from inbox_outbox_base.calls import clock
 
 from .lease import MessageLease
 from .stores import Store
@@ -25,7 +28,7 @@ class _Entry:
     """One claim.
 
     Attributes:
-        when: when to renew the claim, by the monotonic clock.
+        when: when to renew the claim, by `clock.now`.
         is_unanswered: whether the last round of the claim got no answer, or an error.
     """
 
@@ -54,7 +57,9 @@ class Schedule:
         # A claim is due after a third of its lease, so even a late look leaves time for several rounds.
         self.pause = min(lease, max_runtime or lease) / 12
         """Seconds between two looks."""
-        self._entries: dict[MessageLease, _Entry] = {}
+        # Weak: a handler's frame owns its claim. If a signal's exception keeps it from removing the entry,
+        # the renewals end with the frame.
+        self._entries: WeakKeyDictionary[MessageLease, _Entry] = WeakKeyDictionary()
         self._lock = threading.Lock()
         self.patience = min(max(lease / 6, _SHORTEST_CALL), _LONGEST_CALL)
         """Seconds that a round may take."""
@@ -63,8 +68,9 @@ class Schedule:
         return len(self._entries)
 
     def add(self, hold: MessageLease, on_lost: Callable[[], object]) -> None:
-        """Begin to renew a claim. If it is lost, the thread that notices calls `on_lost`."""
-        when = time.monotonic() + self._lease / 3 if self._renews else math.inf
+        """Begin to renew a claim, until `remove` or until nobody has the object any more. If it is lost, the
+        thread that notices calls `on_lost`, which must not own it."""
+        when = clock.now() + self._lease / 3 if self._renews else math.inf
         with self._lock:
             self._entries[hold] = _Entry(when, on_lost)
 
@@ -75,7 +81,7 @@ class Schedule:
 
     def drop_lost(self) -> None:
         """Give up the claims whose time is over and that could not be renewed."""
-        now = time.monotonic()
+        now = clock.now()
         with self._lock:
             lost = [hold for hold, entry in self._entries.items() if self._is_lost(hold, entry, now)]
         for hold in lost:
@@ -87,7 +93,7 @@ class Schedule:
 
     def due(self) -> list[MessageLease]:
         """The claims to renew now. Claims that get no answer are due again before their leases end."""
-        now = time.monotonic()
+        now = clock.now()
         with self._lock:
             found = [hold for hold, entry in self._entries.items() if entry.when <= now]
             for hold in found:
@@ -100,7 +106,7 @@ class Schedule:
     def renew(self, holds: list[MessageLease]) -> None:
         """Renew these claims, and note the store's answer for each."""
         claims = {hold.held: hold for hold in holds}
-        sent = time.monotonic()
+        sent = clock.now()
         try:
             for held, left in self._store.renew([*claims], self._lease, self._keep, self.patience):
                 self._answered(claims.pop(held), sent, left)
@@ -110,9 +116,10 @@ class Schedule:
 
     def _answered(self, hold: MessageLease, sent: float, left: float | None) -> None:
         if left is None:
-            # The record of a handler that has just ended is no longer being consumed: nothing was lost.
             if hold.is_running:
                 self._lose(hold)
+            else:  # its handler has just ended, and the record with it: nothing was lost
+                self.remove(hold)
             return
         hold.renewed(sent + left)
         # For a locked record, which it does not renew, the store answers what is left of the old lease.
@@ -121,10 +128,10 @@ class Schedule:
             entry = self._entries.get(hold)
             if entry is not None:
                 entry.is_unanswered = not is_renewed
-                entry.when = sent + self._lease / 3 if is_renewed else time.monotonic() + self._lease / 12
+                entry.when = sent + self._lease / 3 if is_renewed else clock.now() + self._lease / 12
 
     def _retry(self, holds: list[MessageLease]) -> None:
-        when = time.monotonic() + self._lease / 12
+        when = clock.now() + self._lease / 12
         with self._lock:
             for hold in holds:
                 entry = self._entries.get(hold)
@@ -180,10 +187,14 @@ class Heartbeats:
                     if not len(self._schedule):
                         self._thread = None
                         return
-            self._schedule.drop_lost()
-            due = self._schedule.due()
-            if due and self._rounds < ROUNDS:
-                self._begin(due)
+            self._look()
+
+    def _look(self) -> None:
+        # Not in `_run`, whose variables would own the claims of the last look.
+        self._schedule.drop_lost()
+        due = self._schedule.due()
+        if due and self._rounds < ROUNDS:
+            self._begin(due)
 
     def _begin(self, due: list[MessageLease]) -> None:
         with self._lock:

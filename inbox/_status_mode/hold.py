@@ -3,7 +3,6 @@
 Handlers use it through `Claim` or `AsyncClaim`.
 """
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,6 +10,7 @@ from datetime import timedelta
 from typing import Any, Literal
 
 from inbox._memory import Known, Memory
+from inbox_outbox_base.calls import clock
 from inbox_outbox_base.checks import options
 from inbox_outbox_base.errors.groups import find
 from inbox_outbox_base.errors.inbox import GiveUp, InvalidOption, StepNotDone
@@ -201,7 +201,7 @@ class Hold(MessageLease):
     def _failure(self, status: Status, text: str) -> Change:
         is_over = status is not Status.FAILED
         # By the store's clock, like all times of a record, but without asking it again.
-        at = self._answer.now + timedelta(seconds=time.monotonic() - self._sent)
+        at = self._answer.now + timedelta(seconds=clock.now() - self._sent)
         return Change(
             status=status,
             finished=1,

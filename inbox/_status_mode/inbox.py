@@ -12,6 +12,7 @@ from inbox._listening.listener_factory import Listens
 from inbox._listening.outcome import Outcome
 from inbox_outbox_base.calls.signals import FAILURES, as_failure, original
 from inbox_outbox_base.checks.keys import Key
+from inbox_outbox_base.errors.blame import OWN
 
 from .base import StatusConsumer
 from .claim import Claim
@@ -120,9 +121,10 @@ class StatusInbox(StatusConsumer, Listens[Listener]):
             yield claim
             return
         heartbeats = self._heartbeats
-        if heartbeats.is_needed and given.is_protected:
-            heartbeats.add(given)
         try:
+            if heartbeats.is_needed and given.is_protected:
+                with OWN:
+                    heartbeats.add(given)
             yield claim
         except BaseException as error:  # noqa: BLE001 - raised again
             end_claim(claim, error, self.backoff.delay)

@@ -2,11 +2,11 @@
 
 import math
 import os
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NoReturn
 
+from inbox_outbox_base.calls import clock
 from inbox_outbox_base.errors.blame import OWN
 from inbox_outbox_base.errors.inbox import LeaseLost
 from inbox_outbox_base.monitoring.events import Event, EventKind, Hooks
@@ -63,7 +63,7 @@ class MessageLease:
         """Seconds left of the lease, by the worker's own clock; infinite if the lease cannot end."""
         if self._ended or self.is_locked or self._store is None:
             return math.inf
-        return self._until - time.monotonic()
+        return self._until - clock.now()
 
     @property
     def is_running(self) -> bool:
@@ -73,7 +73,7 @@ class MessageLease:
     @property
     def is_overdue(self) -> bool:
         """Whether the handler has run longer than `max_runtime`."""
-        return self._store is not None and not self._ended and time.monotonic() > self._overdue_at
+        return self._store is not None and not self._ended and clock.now() > self._overdue_at
 
     @property
     def lost(self) -> bool:
@@ -99,7 +99,7 @@ class MessageLease:
             key=self.held.key,
             attempt=self.attempt,
             token=self.held.token,
-            **{"seconds": time.monotonic() - self._sent} | fields,
+            **{"seconds": clock.now() - self._sent} | fields,
         )
         self._hooks(event)
 
@@ -153,7 +153,7 @@ class MessageLease:
 
     def _write(self, change: Change, what: str) -> None:
         """Write while the handler runs. The write renews the lease, unless the handler has run too long."""
-        sent = time.monotonic()
+        sent = clock.now()
         # An overdue handler gets no new lease: after the old lease, somebody else can take the message over.
         if self.is_overdue:
             self._fenced(change, what)

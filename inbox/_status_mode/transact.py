@@ -1,7 +1,6 @@
 """A step that commits in one transaction with its record."""
 
 import os
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -11,6 +10,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, SessionTransaction
 
+from inbox_outbox_base.calls import clock
 from inbox_outbox_base.databases.registry import database_of
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.blame import COMMIT, OWN
@@ -49,7 +49,7 @@ class StepTransaction:
         self._process = os.getpid()
         self._is_watched = False
         self._steps: Steps = hold.steps
-        self._sent = time.monotonic()
+        self._sent = clock.now()
 
     def begin(self, handle: Connection | Session) -> None:
         """Begin a transaction, and lock the claim in it.
@@ -162,7 +162,7 @@ class StepTransaction:
     def _write_steps(self) -> bool:
         """Write the step to the record; return False if the transaction was rolled back meanwhile."""
         # Taken before the statement, so that the lease never ends earlier in the store than here.
-        self._sent = time.monotonic()
+        self._sent = clock.now()
         steps = self._steps.text()
         with OWN, self._bounded():
             return self._store is None or self._store.record_step(
@@ -199,7 +199,7 @@ def transact(
     with hold.running(name):
         if not hold.begin_step(name, "retry"):
             return
-        began = time.monotonic()
+        began = clock.now()
         transaction = StepTransaction(hold, store if hold.is_protected else None, name, has_undo=has_undo)
         try:
             with OWN:
@@ -211,7 +211,7 @@ def transact(
                 except BaseException:
                     transaction.roll_back()
                     raise
-            transaction.adopt(time.monotonic() - began)
+            transaction.adopt(clock.now() - began)
         finally:
             transaction.leave()
             hold.is_locked = False

@@ -1,11 +1,11 @@
 """A relay's lease while a batch is on its way to the broker."""
 
 import logging
-import time
 from collections.abc import Callable
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from inbox_outbox_base.calls import clock
 from inbox_outbox_base.errors.outbox import OutboxError
 from inbox_outbox_base.errors.secrets import reason
 
@@ -29,9 +29,9 @@ class RelayLease:
     def may_send(self) -> bool:
         """Whether a send that begins now will end before the lease does; renews the lease if that helps."""
         longest = self._settings.timeout or 0.0
-        if time.monotonic() + longest >= self._rounds.expires:
+        if clock.now() + longest >= self._rounds.expires:
             self._renew()
-        return time.monotonic() + longest < self._rounds.expires
+        return clock.now() + longest < self._rounds.expires
 
     def beat(self, wait: Callable[[float], bool]) -> None:
         """Renew the lease during a long send; `wait` waits for some seconds and returns whether to end.
@@ -40,7 +40,7 @@ class RelayLease:
         """
         lease = self._settings.lease
         while not wait(min(1.0, lease / 6)):
-            is_late = time.monotonic() > self._rounds.expires - lease / 2
+            is_late = clock.now() > self._rounds.expires - lease / 2
             if self.is_sending and self._rounds.has_joined and is_late:
                 self._renew()
 

@@ -1,7 +1,6 @@
 """A relay's transactions, each a function of a connection; messages are sent elsewhere, between them."""
 
 import logging
-import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -10,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection
 
+from inbox_outbox_base.calls import clock
 from inbox_outbox_base.databases import relaying_statements
 from inbox_outbox_base.databases.letter import Letter
 from inbox_outbox_base.databases.registry import relaying
@@ -65,7 +65,7 @@ class Rounds:
         self._announced = 0
         """The newest generation of buckets announced to this relay."""
         self.expires = 0.0
-        """When the lease expires, by this process's monotonic clock."""
+        """When the lease expires, by `clock.now`."""
         self.next_tend = 0.0
         """When to tend again."""
         self._marks_at = 0.0
@@ -103,7 +103,7 @@ class Rounds:
         count = len(generation.buckets)
         if self._settings.buckets not in (None, count):
             raise WrongBucketCount(f"buckets={self._settings.buckets}: the database has {count}")
-        begun = time.monotonic()
+        begun = clock.now()
         epoch = self._members.join(connection, self._settings.name, self._settings.lease, generation.number)
         self.forget()
         self.epoch, self._announced = epoch, generation.number
@@ -157,7 +157,7 @@ class Rounds:
         forgotten = chores.forget_sent(connection, self._database, self._settings.keep_sent)
         wait = min(self._settings.tend_every, balanced, moved, forgotten)
         # `committed` applies it: buckets taken in a transaction that fails have to be taken again.
-        self._tended[connection] = time.monotonic() + wait
+        self._tended[connection] = clock.now() + wait
 
     @property
     def recheck_is_due(self) -> bool:
@@ -198,7 +198,7 @@ class Rounds:
             Retired: the lease had expired, and this relay was retired.
         """
         # Read the clock before the statement, so that the lease never ends earlier in the database than here.
-        begun = time.monotonic()
+        begun = clock.now()
         known = self._announced  # another thread may renew the lease, too
         while not self._database.renew(connection, self.epoch, known, self._settings.lease):
             announced = self._members.announced(connection, self.epoch)
@@ -231,7 +231,7 @@ class Rounds:
             self.expires = max(self.expires, begun + self._settings.lease)
         next_tend = self._tended.pop(connection, None)
         if next_tend is not None:
-            self.next_tend, self._marks_at = next_tend, time.monotonic() + _MARKS_EVERY
+            self.next_tend, self._marks_at = next_tend, clock.now() + _MARKS_EVERY
 
     def round(self, connection: Connection, report: Report) -> Choice:
         """Write the outcomes that have arrived, and choose the next batches; `tend` first when it is time.
@@ -242,7 +242,7 @@ class Rounds:
         """
         if self._scanner.starts_over_on(connection):
             self._tend_marks(connection)
-        now = time.monotonic()
+        now = clock.now()
         tends = now >= self.next_tend or (now >= self._marks_at and not report.is_empty)
         if tends:
             self.tend(connection, report)
@@ -278,5 +278,5 @@ class Rounds:
 
     def seconds_idle(self) -> float:
         """How many seconds the relay may wait if no message is published."""
-        tend = self.next_tend - time.monotonic()
+        tend = self.next_tend - clock.now()
         return max(0.0, min(self._settings.poll, tend, self._scanner.seconds()))

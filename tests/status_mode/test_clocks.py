@@ -1,7 +1,9 @@
 """Status-table mode when workers' clocks differ, and when the store is down for a while."""
 
+import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -9,10 +11,13 @@ import pytest
 
 from examples.embedded_postgres import EmbeddedPostgres
 from inbox import Status, Verdict
-from inbox._status_mode.stores import Store
+from inbox._status_mode.stores import Change, HeldRecord, Store
+from inbox.errors import LeaseLost
+from inbox_outbox_base.calls import clock
 from tests.servers.redis import LocalRedis
+from tests.support.on_servers import on
 from tests.support.processes import Worker, wait_until, workers
-from tests.support.status_mode.stores import Place, new_prefix, request, stored
+from tests.support.status_mode.stores import CONSUMER, Place, new_prefix, request, status_inbox, stored
 from tests.support.status_mode.worker import interrupted_order, wrong_clock
 from tests.support.together import Task
 
@@ -50,6 +55,23 @@ def test_workers_whose_clocks_are_wrong_agree(place: Place, store: Store) -> Non
     for record in store.list(None, None, 10):
         assert abs(record.created_at - now) < TOLERANCE
         assert abs(record.updated_at - now) < TOLERANCE
+
+
+@on("postgresql", fixture="place")
+def test_a_machine_that_was_suspended(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time in which a machine is suspended counts for leases, by a clock that goes on meanwhile. When the
+    machine resumes, the claim is lost, and a step asks the store before it begins."""
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        began = time.clock_gettime(time.CLOCK_BOOTTIME)
+        assert began <= clock.now() <= time.clock_gettime(time.CLOCK_BOOTTIME)
+    resumed, suspended = clock.now, timedelta(hours=1).total_seconds()
+    with suppress(LeaseLost), status_inbox(store).claim("a") as claim:
+        assert not claim.lost
+        monkeypatch.setattr(clock, "now", lambda: resumed() + suspended)
+        assert claim.lost
+        store.write(HeldRecord(CONSUMER, "a", claim.token), Change(lease=0.0, forget_after=60))
+        assert store.claim(request()).verdict is Verdict.NEW
+        claim.step("pay", lambda: pytest.fail("it ran"))
 
 
 Crash = Callable[[Place, Callable[[], None], Path], None]

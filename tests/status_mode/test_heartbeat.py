@@ -2,19 +2,30 @@
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any, NoReturn
 
 import pytest
 import redis
 from sqlalchemy import event
 
 from inbox import Claim, SqlStore, Status, StatusInbox, Verdict
+from inbox._status_mode.heartbeats import Heartbeats
 from inbox._status_mode.stores import Store
-from tests.support.on_servers import both_stores
+from tests.support.on_servers import both_stores, on
 from tests.support.processes import wait_until
 from tests.support.status_mode.stores import Place, deliver, fail, request, status_inbox, stored
 
 SHORT = 2.0
 """Seconds of a lease that is renewed within a test."""
+
+
+class SoftLimit(Exception):
+    """What a signal handler raises in the middle of our code."""
+
+
+def raising(*_: object) -> NoReturn:
+    raise SoftLimit
 
 
 Asked = Callable[[], int]
@@ -59,6 +70,51 @@ def test_a_handler_may_run_for_longer_than_its_lease(store: Store) -> None:
     assert len(set(until)) > 3
     record = stored(store)
     assert (record.status, record.attempts_started) == (Status.CONSUMED, 1)
+
+
+def interrupted(owner: type, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the next call of a method end with a signal's exception, after it has done its work."""
+    method = getattr(owner, name)
+
+    def call(*args: Any) -> NoReturn:
+        monkeypatch.setattr(owner, name, method)
+        method(*args)
+        raise SoftLimit
+
+    monkeypatch.setattr(owner, name, call)
+
+
+@on("postgresql", fixture="place")
+@pytest.mark.parametrize("ends", [True, False], ids=["recorded", "not recorded"])
+def test_a_signal_leaves_no_heartbeat(store: Store, monkeypatch: pytest.MonkeyPatch, *, ends: bool) -> None:
+    """A signal's exception that arrives when a claim begins to be renewed ends the claim. If that can neither
+    be recorded nor stop the renewals, they end with the handler's frame, and the lease ends."""
+    inbox = status_inbox(store, lease=1, heartbeat=True)
+    interrupted(Heartbeats, "add", monkeypatch)
+    if not ends:
+        for name in ("write", "end"):
+            monkeypatch.setattr(store, name, raising)
+        monkeypatch.setattr(Heartbeats, "remove", raising)
+    with suppress(SoftLimit), inbox.claim("a"):
+        pytest.fail("the block has begun")
+    monkeypatch.undo()
+    if ends:
+        assert stored(store).status is Status.FAILED
+    wait_until(lambda: store.claim(request()).verdict is Verdict.NEW, timeout=20)
+
+
+@on("postgresql", fixture="place")
+def test_a_heartbeat_that_was_not_stopped_ends_with_the_record(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If a signal keeps a finished handler from ending its renewals, the next renewal ends them, although the
+    program still has the claim."""
+    inbox = status_inbox(store, lease=SHORT, heartbeat=True)
+    monkeypatch.setattr(Heartbeats, "remove", raising)
+    with suppress(SoftLimit), inbox.claim("a") as claim:
+        pass
+    assert claim.is_new
+    wait_until(lambda: not len(inbox._heartbeats._schedule))
 
 
 def test_without_heartbeats_a_long_handler_loses_its_message(store: Store) -> None:

@@ -2,12 +2,12 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
 from inbox_outbox_base.brokers.rocketmq.client import grpc, protocol
+from inbox_outbox_base.calls import clock
 
 from .delivery import delivery_of
 from .link import Refusal, RocketMQLink
@@ -56,12 +56,12 @@ class HeldMessage:
     def is_due(self) -> bool:
         """Whether to extend the message's time now. Not while it is being settled: that can take long, and
         other messages must not wait for it."""
-        return self.is_open and not self._lock.locked() and time.monotonic() >= self._due_at
+        return self.is_open and not self._lock.locked() and clock.now() >= self._due_at
 
     @property
     def has_lapsed(self) -> bool:
         """Whether RocketMQ may have delivered it to another consumer."""
-        return time.monotonic() >= self._lapses_at
+        return clock.now() >= self._lapses_at
 
     def count(self, *, failed: bool) -> None:
         """Count an attempt: the message runs again without a new delivery."""
@@ -126,7 +126,7 @@ class HeldMessage:
         return self._source.link
 
     def _hide(self) -> None:
-        now = time.monotonic()
+        now = clock.now()
         self._due_at = now + self._source.hidden / 3
         self._lapses_at = now + self._source.hidden
 

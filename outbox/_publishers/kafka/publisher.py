@@ -1,13 +1,13 @@
 """Publish an outbox's messages to Kafka, through confluent-kafka's producer (extra `kafka`)."""
 
 import logging
-import time
 from collections.abc import AsyncIterator, Generator, Mapping, Sequence
 from contextlib import aclosing
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
+from inbox_outbox_base.calls import clock
 from inbox_outbox_base.checks import outbox_options
 from inbox_outbox_base.checks.extras import brought_by
 from inbox_outbox_base.errors.outbox import UnsafeBroker
@@ -86,7 +86,7 @@ class KafkaPublisher:
     def _answers(self, batch: Sequence[Envelope]) -> Generator[Answers]:
         if not batch:
             return
-        topic, deadline = batch[0].topic, time.monotonic() + self.timeout * (1 - _SHARE_FOR_CLEANING_UP)
+        topic, deadline = batch[0].topic, clock.now() + self.timeout * (1 - _SHARE_FOR_CLEANING_UP)
         lent, is_usable = self._producers.take(), True
         try:
             # Nothing is sent until a broker has answered, so without an answer the outcome is Unavailable.

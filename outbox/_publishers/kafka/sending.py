@@ -1,11 +1,11 @@
 """One batch on its way to Kafka."""
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
+from inbox_outbox_base.calls import clock
 from inbox_outbox_base.words.outgoing import ACCEPTED, Envelope, Outcome, Refused, Unavailable, Unknown
 
 from .answers import JUDGED_TOGETHER, outcome_of, outcome_of_unsent
@@ -30,7 +30,7 @@ class KafkaSending:
     Args:
         producer: has the settings of `producer_settings.filled_in`.
         parts: as `parts_of` returns them.
-        deadline: the time on the monotonic clock after which nothing is sent.
+        deadline: the time, by `clock.now`, after which nothing is sent.
         leaderless: the partitions that had no leader right before.
         ask: a function that returns the partitions without a leader; its argument is a time limit in seconds.
     """
@@ -76,7 +76,7 @@ class KafkaSending:
         """Send, and yield the outcomes as they arrive."""
         while self._parts:
             part = self._parts.pop()
-            if time.monotonic() < self._deadline:
+            if clock.now() < self._deadline:
                 yield from self._sent(part)
             else:
                 yield [self._answer(place, Unavailable("no time was left to send it")) for place in part]
@@ -84,15 +84,15 @@ class KafkaSending:
     def _sent(self, part: list[int]) -> Iterator[Answers]:
         yield self._queue(part)
         is_shared, again = len(self._queued) > 1, list[int]()
-        arrived, quiet_since = 0, time.monotonic()
-        while self._is_waiting and (rest := self._deadline - time.monotonic()) > 0:
+        arrived, quiet_since = 0, clock.now()
+        while self._is_waiting and (rest := self._deadline - clock.now()) > 0:
             self._producer.flush(min(rest, _SLICE))  # before a flush, the client sends nothing
             yield self._judge(again if is_shared else None)
             if len(self._arrived) > arrived:
-                arrived, quiet_since = len(self._arrived), time.monotonic()
-            elif time.monotonic() > quiet_since + _QUIET:
+                arrived, quiet_since = len(self._arrived), clock.now()
+            elif clock.now() > quiet_since + _QUIET:
                 self._look_for_leaders(min(rest, _QUIET))
-                quiet_since = time.monotonic()
+                quiet_since = clock.now()
         if self._is_waiting:
             yield self._given_up()
         # Send each half in its own parts: a single message may have made the request fail.

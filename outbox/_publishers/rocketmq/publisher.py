@@ -1,11 +1,11 @@
 """Publish an outbox's messages to RocketMQ, through its gRPC client (extra `rocketmq`)."""
 
 import logging
-import time
 from collections.abc import AsyncIterator, Generator, Sequence
 from contextlib import aclosing
 from datetime import timedelta
 
+from inbox_outbox_base.calls import clock
 from inbox_outbox_base.checks import outbox_options
 from inbox_outbox_base.checks.extras import brought_by
 from inbox_outbox_base.errors.outbox import InvalidOption, UnsafeBroker
@@ -93,7 +93,7 @@ class RocketMQPublisher:
         """
         if not batch:
             return
-        topic, end = batch[0].topic, time.monotonic() + self.timeout * (1 - _SHARE_FOR_CLEANING_UP)
+        topic, end = batch[0].topic, clock.now() + self.timeout * (1 - _SHARE_FOR_CLEANING_UP)
         # Nothing is sent until a proxy has answered, so without an answer the outcome is Unavailable.
         try:
             route = self._proxies.route(topic, self.timeout / 2)

@@ -1,7 +1,6 @@
 """One batch on its way to RocketMQ."""
 
 import queue
-import time
 from collections import deque
 from collections.abc import Generator, Sequence
 from functools import partial
@@ -9,6 +8,7 @@ from typing import Any
 
 from inbox_outbox_base.brokers.rocketmq.client import grpc
 from inbox_outbox_base.brokers.rocketmq.message import message_of
+from inbox_outbox_base.calls import clock
 from inbox_outbox_base.words.outgoing import Accepted, Envelope, Outcome, Refused, Unavailable, Unknown
 
 from .answers import outcome_of, outcome_of_error
@@ -27,7 +27,7 @@ class RocketMQSending:
 
     Args:
         route: where they go.
-        end: the time on the monotonic clock when requests without an answer are given up.
+        end: the time, by `clock.now`, when requests without an answer are given up.
     """
 
     def __init__(self, proxies: Proxies, batch: Sequence[Envelope], route: Route, end: float) -> None:
@@ -35,7 +35,7 @@ class RocketMQSending:
         self._batch = batch
         self._route = route
         self._end = end
-        self._deadline = end - (end - time.monotonic()) * _SHARE_FOR_THE_CLIENT
+        self._deadline = end - (end - clock.now()) * _SHARE_FOR_THE_CLIENT
         self._chains = _chains(batch)
         """Chains of places: each message leaves when the previous one in its chain has been accepted."""
         self._ready = deque(self._chains)
@@ -58,7 +58,7 @@ class RocketMQSending:
 
     def _start(self, chain: deque[int]) -> Generator[tuple[int, Outcome]]:
         place = chain[0]
-        rest = self._deadline - time.monotonic()
+        rest = self._deadline - clock.now()
         if rest <= 0:
             yield from self._ended(chain, Unavailable("no time was left to send it"))
             return
@@ -86,7 +86,7 @@ class RocketMQSending:
 
     def _wait(self) -> Generator[tuple[int, Outcome]]:
         try:
-            place = self._arrived.get(timeout=max(0.0, self._end - time.monotonic()))
+            place = self._arrived.get(timeout=max(0.0, self._end - clock.now()))
         except queue.Empty:
             late = Unknown("no answer within the time limit")
             for _, chain in list(self._sent.values()):
