@@ -1,11 +1,14 @@
 """Signals that ask a program to stop, and whether a handler has failed or was interrupted."""
 
 import asyncio
+import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from types import FrameType
 from typing import Any
 
 from inbox_outbox_base.errors import groups
@@ -99,20 +102,54 @@ def _code(handler: Any) -> Any:
     return getattr(getattr(handler, "__func__", handler), "__code__", None)
 
 
+_ONE_SIGNAL = 1.0
+"""Seconds in which further signals count as the first one: some supervisors send each signal twice."""
+
+
+class _Stopping:
+    """A signal handler: the first signal calls `stop`, a later one does what it did before."""
+
+    def __init__(self, stop: Callable[[], object], numbers: tuple[signal.Signals, ...]) -> None:
+        self._stop = stop
+        self.former = {number: signal.getsignal(number) for number in numbers}
+        self._asked_at: float | None = None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self._asked_at is None:
+            self._asked_at = now
+            self._stop()
+        elif now > self._asked_at + _ONE_SIGNAL:
+            self.end(signal.Signals(number), frame)
+
+    def end(self, number: signal.Signals, frame: FrameType | None) -> None:
+        """Do what the signal did before; by default, it ends the program."""
+        former = self.former.get(number, signal.getsignal(number))
+        if isinstance(former, _Stopping):  # a block inside another one
+            former.end(number, frame)
+        elif callable(former):
+            former(number, frame)
+        elif former is not signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+            os._exit(128 + number)  # the kernel keeps a container's first process from ending by a signal
+
+
 @contextmanager
 def stopping(stop: Callable[[], object], *also: signal.Signals) -> Iterator[None]:
     """While the block runs, SIGTERM and the signals in `also` call `stop`; afterwards the former handlers are
-    restored.
+    restored. If the block does not end, another signal, a second later or more, does what it did before: by
+    default it ends the program.
 
     Raises:
         ValueError: not called in the main thread; only that one can handle signals.
     """
-    former = {number: signal.getsignal(number) for number in (signal.SIGTERM, *also)}
-    for number in former:
-        signal.signal(number, lambda *_: stop())
+    handler = _Stopping(stop, (signal.SIGTERM, *also))
+    for number in handler.former:
+        signal.signal(number, handler)
     try:
         yield
     finally:
-        for number, handler in former.items():
+        for number, former in handler.former.items():
             # None is a handler that was not set by Python, and Python cannot restore it.
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+            signal.signal(number, signal.SIG_DFL if former is None else former)

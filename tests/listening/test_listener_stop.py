@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from inbox import Action, AsyncInbox, AsyncListener, Decision, Decisions, Inbox, Listener, Outcome, Verdict
 from inbox._listening.awaited_listener import AwaitedListener
+from inbox_outbox_base.calls import signals
 from tests.support import accounts, listener_worker
 from tests.support.database import Database
 from tests.support.processes import wait_until, workers
@@ -271,6 +272,25 @@ def test_the_former_signal_handlers_come_back() -> None:
         signal.raise_signal(signal.SIGUSR1)
         assert listener.stopped
     assert [signal.getsignal(number) for number in numbers] == former
+
+
+def test_a_second_signal_does_what_it_did_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later signal is passed on to the program's own handler, also out of a block in another one. One that
+    comes with the first counts as the same."""
+    seen = list[int]()
+    former = signal.signal(signal.SIGUSR1, lambda number, _: seen.append(number))
+    listener = Listener()
+    try:
+        with Listener().stopping_on_sigterm(signal.SIGUSR1), listener.stopping_on_sigterm(signal.SIGUSR1):
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGUSR1)
+            assert not seen
+            monkeypatch.setattr(signals, "_ONE_SIGNAL", -1.0)
+            signal.raise_signal(signal.SIGUSR1)
+            assert seen == [signal.SIGUSR1]
+            assert listener.stopped
+    finally:
+        signal.signal(signal.SIGUSR1, former)
 
 
 def test_signals_are_for_the_main_thread() -> None:

@@ -93,6 +93,41 @@ def _relay_until_sigterm(pipe: Connection, url: URL) -> None:
     engine.dispose()
 
 
+@on("sqlite")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 1)])
+def test_a_second_signal_ends_a_send_that_never_returns(
+    migrated: Database, number: signal.Signals, code: int
+) -> None:
+    """If the publisher never returns, the first signal ends nothing; another one ends the process, as it
+    would without a relay. The message stays."""
+    engine = migrated.engine()
+    publish(engine, "a1")
+    with workers((_relay_without_end, migrated.url)) as (child,):
+        assert child.hear() == "sending"
+        child._signal(number)
+        child._signal(number)  # a supervisor may send it twice
+        assert child.hear() == "stopped"
+        time.sleep(1.1)
+        child._signal(number)
+        assert child.exit_code() == code
+    assert list(waiting(engine)) == ["a1"]
+
+
+def _relay_without_end(pipe: Connection, url: URL) -> None:
+    """Run a relay whose sends do not return, in a block that handles signals as well."""
+
+    def answer(_: Envelope) -> Outcome:
+        pipe.send("sending")
+        wait_until(lambda: relay.stopped)
+        pipe.send("stopped")
+        time.sleep(3_600)
+        return ACCEPTED
+
+    relay = Relay(create_engine(url), Recorder(answer))
+    with relay.stopping_on_sigterm(signal.SIGINT):
+        relay.run()
+
+
 def test_all_expired_records_of_sent_messages_are_deleted(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
