@@ -28,7 +28,8 @@ from .accept import Messages, Terms, new_attempt
 from .transaction import Transaction
 
 ATTEMPTS = 12
-"""How often a handler tries one message: transient errors are retried for about five seconds."""
+"""How often a handler tries one message: transient errors are retried for about five seconds. If an attempt
+itself takes that long, one more follows."""
 
 
 class Consumer:

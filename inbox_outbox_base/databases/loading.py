@@ -24,7 +24,7 @@ def is_newer(given: ColumnElement[Any], stored: ColumnElement[Any]) -> ColumnEle
     return (stored < given) | (stored.is_(None) & given.is_not(None))
 
 
-_RACES = 10
+_RACES, _RACES_WITHIN = 10, 600.0
 """How often an INSERT may meet other writers' keys; after that, the cause must be one of its own keys."""
 
 
@@ -149,8 +149,8 @@ class Loading(ABC):
             savepoint.commit()
             return rows
 
-        # Without pauses: the other writers have committed.
-        return retry(once, _RACES, is_taken, sleep=lambda _: None)
+        # Without pauses: the other writers have committed. Each attempt waits for one of them.
+        return retry(once, _RACES, is_taken, within=_RACES_WITHIN, sleep=lambda _: None)
 
     def announce(self, connection: Connection, claim: WriterClaim) -> None:  # noqa: B027 - optional
         """Announce that keys of this consumer are about to be taken in bulk."""

@@ -5,12 +5,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, func, select
+from sqlalchemy import Connection, Engine, create_engine, func, select
+from sqlalchemy.exc import TimeoutError as SQLTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 from inbox import AsyncInbox, Event, EventKind, Inbox, LogEvents
 from inbox.errors import InvalidOption, NotTaken, TransientError
 from inbox.schema import tables
+from inbox_outbox_base.calls import retry
 from tests.project.test_events_otel import Telemetry, telemetry
 from tests.support.database import Database
 from tests.support.status_mode.asynchronous import in_loop
@@ -118,6 +120,31 @@ async def test_the_same_asynchronously(postgres: Database) -> None:
         (EventKind.DUPLICATE, "a", 1),
         (EventKind.IN_FLIGHT, "held", 1),
     ]
+
+
+@in_loop
+async def test_retries_end_in_time(postgres: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If an attempt takes as long as all retries should, only one more follows, however many are left."""
+    monkeypatch.setattr(retry, "_LEAST", 0.2)
+    options: dict[str, Any] = {"pool_size": 1, "max_overflow": 0, "pool_timeout": 0.3}
+    engine, heard = create_engine(postgres.url, **options), list[EventKind]()
+    inbox = Inbox("billing", on_event=lambda event: heard.append(event.kind))
+    with engine.connect(), pytest.raises(SQLTimeoutError):
+        inbox.handler(engine, key=str, attempts=8)(lambda connection, key: None)("a")
+    engine.dispose()
+    assert heard == [EventKind.RETRIED]
+    async_engine = create_async_engine(postgres.async_url, **options)
+    async_inbox = AsyncInbox("billing", on_event=lambda event: heard.append(event.kind))
+
+    @async_inbox.handler(async_engine, key=str, attempts=8)
+    async def bill(connection: AsyncConnection, key: str) -> None:
+        raise AssertionError("there is no connection")
+
+    async with async_engine.connect():
+        with pytest.raises(SQLTimeoutError):
+            await bill("a")
+    await async_engine.dispose()
+    assert heard == [EventKind.RETRIED] * 2
 
 
 def test_a_hook_that_fails_hurts_no_message(postgres: Database, caplog: pytest.LogCaptureFixture) -> None:
