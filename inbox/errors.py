@@ -8,6 +8,7 @@
     ├── InvalidResult        (TypeError)            a result cannot be stored as JSON
     ├── UnsupportedDatabase  (NotImplementedError)  a dialect that has not been proven
     ├── UnusableConnection   (InvalidRequestError)  no transaction to join, or one in two databases
+    ├── NotAwaited           (RuntimeError)         a method of an asynchronous inbox was not awaited
     ├── TablesMissing        (LookupError)          the inbox tables are not in this database
     ├── PolicyConflict                              an inbox disagrees with its consumer's stored policy
     ├── TransactionAborted                          the body swallowed a database error
@@ -44,6 +45,7 @@ from inbox_outbox_base.errors.inbox import (
     MessageInFlight,
     MessageNotFound,
     MessageTooOld,
+    NotAwaited,
     NotTaken,
     PayloadMismatch,
     PolicyConflict,
@@ -71,6 +73,7 @@ __all__ = [
     "MessageInFlight",
     "MessageNotFound",
     "MessageTooOld",
+    "NotAwaited",
     "NotTaken",
     "PayloadMismatch",
     "PolicyConflict",

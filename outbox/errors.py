@@ -10,6 +10,7 @@
     ├── UnsafeSequence       (ValueError)           the sequence of message numbers is cached per session
     ├── DatabaseRefused                             the server rejects the role, password or database name
     ├── UnusableConnection   (InvalidRequestError)  no transaction to join, or one in two databases
+    ├── NotAwaited           (RuntimeError)         a publish on an AsyncConnection was not awaited
     ├── TablesMissing        (LookupError)          the outbox tables are not in this database
     ├── MessageNotFound      (LookupError)          there is no such message
     ├── WrongState           (WrongStatus)          the message's state does not allow this
@@ -24,6 +25,7 @@ from inbox_outbox_base.errors.outbox import (
     InvalidMessage,
     InvalidOption,
     MessageNotFound,
+    NotAwaited,
     OutboxError,
     RelayRunning,
     TablesMissing,
@@ -39,6 +41,7 @@ __all__ = [
     "InvalidMessage",
     "InvalidOption",
     "MessageNotFound",
+    "NotAwaited",
     "OutboxError",
     "RelayRunning",
     "TablesMissing",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import Connection
@@ -21,8 +22,8 @@ from inbox_outbox_base.calls.retry import retry_async
 from inbox_outbox_base.checks import options
 from inbox_outbox_base.checks.keys import Key
 from inbox_outbox_base.errors.blame import OWN
-from inbox_outbox_base.errors.inbox import InvalidOption
-from inbox_outbox_base.transactions import failed_commit
+from inbox_outbox_base.errors.inbox import InvalidOption, NotAwaited
+from inbox_outbox_base.transactions import failed_commit, unawaited
 from inbox_outbox_base.transactions.durability import looking_at
 from inbox_outbox_base.transactions.session import BindArguments, bind_of, check_no_session, connection_of
 from inbox_outbox_base.transactions.sources import async_kinds, check_source, open_source
@@ -61,7 +62,7 @@ class AsyncInbox(Consumer, Listens[AsyncListener]):
     _listener = AsyncListener
     _is_async = True
 
-    async def accept(
+    def accept(
         self,
         connection: AsyncHandle,
         key: Key,
@@ -69,7 +70,7 @@ class AsyncInbox(Consumer, Listens[AsyncListener]):
         *,
         message_time: datetime | None = None,
         bind_arguments: BindArguments | None = None,
-    ) -> Verdict:
+    ) -> Coroutine[Any, Any, Verdict]:
         """In the caller's transaction on `connection`, take the message with this key."""
         attempt, time = self._attempt(key, payload), checked_time(message_time)
 
@@ -77,9 +78,9 @@ class AsyncInbox(Consumer, Listens[AsyncListener]):
             with OWN:
                 return accept(given, attempt, self._terms, time)[0]
 
-        return await self._on(connection, bind_arguments, work)
+        return self._on(connection, bind_arguments, f"accept of {attempt.key!r}", work)
 
-    async def take(
+    def take(
         self,
         connection: AsyncHandle,
         key: Key,
@@ -87,7 +88,7 @@ class AsyncInbox(Consumer, Listens[AsyncListener]):
         *,
         message_time: datetime | None = None,
         bind_arguments: BindArguments | None = None,
-    ) -> Taken:
+    ) -> Coroutine[Any, Any, Taken]:
         """In the caller's transaction on `connection`, take the message with this key.
 
         As `Inbox.take`, but the result is written right before the COMMIT. If this write fails, the
@@ -102,9 +103,9 @@ class AsyncInbox(Consumer, Listens[AsyncListener]):
         def work(on: Connection) -> Taken:
             return take(on, attempt, self._terms, time, session=session, at_commit=True)
 
-        return await self._on(given, bind_arguments, work)
+        return self._on(given, bind_arguments, f"take of {attempt.key!r}", work)
 
-    async def accept_many(
+    def accept_many(
         self,
         connection: AsyncHandle,
         keys: Sequence[Key],
@@ -112,14 +113,14 @@ class AsyncInbox(Consumer, Listens[AsyncListener]):
         *,
         message_times: Sequence[datetime | None] | None = None,
         bind_arguments: BindArguments | None = None,
-    ) -> list[Verdict]:
+    ) -> Coroutine[Any, Any, list[Verdict]]:
         """In the caller's transaction on `connection`, take all messages with these keys."""
         messages = self._messages(keys, payloads, message_times)
 
         def work(given: Connection) -> list[Verdict]:
             return accept_many(given, self.tables, self.consumer, messages, self._terms)
 
-        return await self._on(connection, bind_arguments, work)
+        return self._on(connection, bind_arguments, f"accept_many of {len(messages.keys):,} keys", work)
 
     @asynccontextmanager
     async def transaction(
@@ -226,10 +227,15 @@ class AsyncInbox(Consumer, Listens[AsyncListener]):
             sleep=_sleep,
         )
 
-    async def _on(
-        self, given: AsyncHandle, bind_arguments: BindArguments | None, work: Callable[[Connection], T]
-    ) -> T:
-        """Call `work` with the connection that writes the inbox row."""
+    def _on(
+        self,
+        given: AsyncHandle,
+        bind_arguments: BindArguments | None,
+        what: str,
+        work: Callable[[Connection], T],
+    ) -> Coroutine[Any, Any, T]:
+        """Call `work` with the connection that writes the inbox row. Until the caller awaits this, nothing is
+        committed there."""
         from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 
         def on_session(session: Session) -> T:
@@ -241,17 +247,29 @@ class AsyncInbox(Consumer, Listens[AsyncListener]):
             failed_commit.watch(connection)
             return work(connection)
 
+        run: Callable[[], Awaitable[T]]
         if isinstance(given, async_scoped_session):
             given = given()
         if isinstance(given, AsyncSession):
-            return await given.run_sync(on_session)
-        if isinstance(given, AsyncConnection):
+            owed = [unawaited.owe_in(given.sync_session, what, NotAwaited)]
+            connection, run = given.sync_session.bind, partial(given.run_sync, on_session)
+        elif isinstance(given, AsyncConnection):
             check_no_session(bind_arguments)
-            return await given.run_sync(on_connection)
-        raise InvalidOption(
-            f"connection={type(given).__name__}: expected an AsyncConnection, an AsyncSession or "
-            "an async_scoped_session"
-        )
+            owed, connection, run = [], given.sync_connection, partial(given.run_sync, on_connection)
+        else:
+            raise InvalidOption(
+                f"connection={type(given).__name__}: expected an AsyncConnection, an AsyncSession or "
+                "an async_scoped_session"
+            )
+        if isinstance(connection, Connection):
+            owed.append(unawaited.owe(connection, what, NotAwaited))
+
+        async def call() -> T:
+            for pay in owed:
+                pay()
+            return await run()
+
+        return call()
 
 
 async def _connection(handle: AsyncConnection | AsyncSession, transaction: Transaction) -> AsyncConnection:

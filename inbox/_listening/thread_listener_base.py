@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from inbox_outbox_base.calls.signals import FAILURES, as_failure
+from inbox_outbox_base.checks.options import done
 
 from . import thread_pool
 from .lanes import JobBatch, MessageJob
@@ -69,7 +70,7 @@ class InThreads(ListenerBase):
         if decision.action is not Action.DEAD_LETTER or self._dead_letter is None:
             return decision
         try:
-            self._dead_letter(job.message, decision)
+            done("dead_letter", self._dead_letter(job.message, decision))
         except FAILURES as error:
             return self._dead_letter_failed(job, decision, as_failure(error))
         return self._dead_letter_stored(decision)

@@ -5,7 +5,7 @@ The synchronous core does all writes about a message; it runs inside SQLAlchemy'
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection
@@ -45,24 +45,31 @@ class AsyncClaim(ClaimBase):
         """Renew the lease immediately. Raises as `Claim.heartbeat` does."""
         await run(self._held.renew)
 
-    async def step(
+    def step(
         self, name: str, body: Callable[[], Any], *, undo: Undo | None = None, on_unknown: OnUnknown = "retry"
-    ) -> Any:
+    ) -> Coroutine[Any, Any, Any]:
         """Run a step; if an earlier attempt finished it, return its recorded result.
 
         Arguments, guarantees and errors are those of `Claim.step`; `body` and `undo` may be asynchronous
-        functions, or synchronous ones that do not block.
+        functions, or synchronous ones that do not block. A message whose handler has called a step and not
+        awaited it fails.
         """
-        return await run(self._step, name, awaited(body), undo and awaited(undo), on_unknown)
 
-    async def transact(
+        async def step() -> Any:
+            self._unawaited.remove(name)
+            return await run(self._step, name, awaited(body), undo and awaited(undo), on_unknown)
+
+        self._unawaited.append(name)
+        return step()
+
+    def transact(
         self,
         name: str,
         body: Callable[[Any], Any],
         *,
         source: AsyncSource | None = None,
         undo: Undo | None = None,
-    ) -> Any:
+    ) -> Coroutine[Any, Any, Any]:
         """A step whose writes and record commit in one transaction, so that it happens exactly once.
 
         Guarantees and errors are those of `Claim.transact`.
@@ -76,18 +83,23 @@ class AsyncClaim(ClaimBase):
         """
         from sqlalchemy.ext.asyncio import AsyncEngine
 
-        hold, store = self._held, sql_store(self._store)
-        handle = open_source(AsyncEngine(store.engine) if source is None else source, async_kinds())
-        await run(
-            transact,
-            hold,
-            store,
-            name,
-            lambda: _begun(handle),
-            lambda _: awaited(body)(handle),
-            has_undo=undo is not None,
-        )
-        return self._finished(name, undo and awaited(undo))
+        async def step() -> Any:
+            self._unawaited.remove(name)
+            hold, store = self._held, sql_store(self._store)
+            handle = open_source(AsyncEngine(store.engine) if source is None else source, async_kinds())
+            await run(
+                transact,
+                hold,
+                store,
+                name,
+                lambda: _begun(handle),
+                lambda _: awaited(body)(handle),
+                has_undo=undo is not None,
+            )
+            return self._finished(name, undo and awaited(undo))
+
+        self._unawaited.append(name)
+        return step()
 
 
 def _begun(handle: AsyncConnection | AsyncSession) -> Connection | Session:

@@ -8,6 +8,7 @@ from typing import Any
 
 from inbox._listening.outcome import Outcome
 from inbox_outbox_base.calls.signals import is_interruption
+from inbox_outbox_base.checks.options import done
 from inbox_outbox_base.checks.results import encode_result
 from inbox_outbox_base.errors.blame import is_own
 from inbox_outbox_base.errors.groups import find, without
@@ -24,13 +25,25 @@ Undo = Callable[[Any], Any]
 class ClaimBase:
     """One message, and what the store says about it."""
 
-    __slots__ = ("_hold", "_result", "_store", "_text", "_undos", "key", "retry_after", "verdict")
+    __slots__ = (
+        "_hold",
+        "_result",
+        "_store",
+        "_text",
+        "_unawaited",
+        "_undos",
+        "key",
+        "retry_after",
+        "verdict",
+    )
 
     def __init__(self, key: str, store: Store, given: Hold | Outcome) -> None:
         self.key = key
         """The key as it is stored; empty if the message runs without one."""
         self._store = store
         self._undos: dict[str, Undo] = {}
+        self._unawaited: list[str] = []
+        """The steps of an asynchronous handler that it has called and that have not begun."""
         self._hold = given if isinstance(given, Hold) else None
         refusal = None if isinstance(given, Hold) else given
         self.verdict: Verdict = Verdict.NEW if refusal is None else refusal.verdict
@@ -129,6 +142,10 @@ class ClaimBase:
     def _end(self, error: BaseException | None, delay: Callable[[int], float]) -> None:
         """See `end_claim`."""
         hold = self._held
+        if error is None and self._unawaited:
+            error = InvalidOption(f"step={self._unawaited[0]!r}: it was not awaited, so it did not run")
+            self._end(error, delay)
+            raise error
         if error is None:
             hold.check_process()
         elif not hold.is_here:
@@ -156,7 +173,7 @@ class ClaimBase:
             hold.renew()  # raises if the message was lost: then nothing is undone
         for name, undo in to_undo:
             try:
-                undo(hold.steps.result(name))
+                done("undo", undo(hold.steps.result(name)))
             except Exception as failure:
                 self._undo_failed(name, failure)
                 if find(error, GivingUp) is not None:

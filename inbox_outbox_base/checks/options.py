@@ -3,6 +3,7 @@
 `error` is the error class of the package that has the option.
 """
 
+import inspect
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
@@ -97,6 +98,12 @@ def utf8(option: str, value: str, error: type[InvalidOption] = InvalidOption) ->
         return value.encode()
     except UnicodeEncodeError:
         raise error(f"{option}={value!r}: contains a lone surrogate, which is not UTF-8") from None
+
+
+def done(option: str, result: object) -> None:
+    """Refuse the result of an asynchronous function that nobody awaits: it has done nothing yet."""
+    if inspect.isawaitable(result):
+        raise InvalidOption(f"{option}: it is asynchronous, and was not awaited, so nothing was done")
 
 
 def aware(option: str, value: datetime, *, error: type[InvalidOption] = InvalidOption) -> datetime:

@@ -30,6 +30,11 @@ class UnusableConnection(InboxError, InvalidRequestError):
     without a two-phase commit."""
 
 
+class NotAwaited(InboxError, RuntimeError):
+    """A method was called on an asynchronous connection or session without `await`, so it wrote nothing: the
+    COMMIT is refused."""
+
+
 class TablesMissing(InboxError, LookupError):
     """The inbox tables do not exist where they were expected."""
 

@@ -37,6 +37,11 @@ class UnusableConnection(OutboxError, inbox_errors.UnusableConnection):
     without a two-phase commit."""
 
 
+class NotAwaited(OutboxError, inbox_errors.NotAwaited):
+    """A message was published on an AsyncConnection without `await`, so it is not written: the COMMIT is
+    refused."""
+
+
 class TablesMissing(OutboxError, inbox_errors.TablesMissing):
     """The outbox tables do not exist where they were expected."""
 

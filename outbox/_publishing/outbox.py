@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session, scoped_session
 
 from inbox_outbox_base.checks import outbox_options
-from inbox_outbox_base.errors.outbox import InvalidOption, UnusableConnection, WrongBucketCount
-from inbox_outbox_base.transactions import failed_commit
+from inbox_outbox_base.errors.outbox import InvalidOption, NotAwaited, UnusableConnection, WrongBucketCount
+from inbox_outbox_base.transactions import failed_commit, unawaited
 from inbox_outbox_base.transactions.joining import database_to_join
 from inbox_outbox_base.transactions.session import bind_of, check_no_session, connection_of
 from inbox_outbox_base.words.outgoing import Draft, Message
@@ -19,6 +20,7 @@ from outbox._waking.after_commit import mark
 from outbox._waking.hints import word
 from outbox.schema import tables
 
+from . import pending
 from .buckets import known_newest
 from .drafts import Drafts
 from .rows import Rows
@@ -28,6 +30,9 @@ from .staging import stage
 if TYPE_CHECKING:  # imported at run time only where it is used: without greenlet the import fails
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 
+
+Writing = Callable[[], Awaitable[None]]
+"""What an asynchronous caller awaits."""
 
 LARGEST_PAYLOAD = 1_000_000
 """The default limit on a payload, in bytes: Kafka's default."""
@@ -116,7 +121,7 @@ class Outbox:
         id: str | None = None,
         event_type: str | None = None,
         bind_arguments: Mapping[str, Any] | None = None,
-    ) -> Awaitable[str]: ...
+    ) -> Coroutine[Any, Any, str]: ...
     def publish(
         self,
         connection: Any,
@@ -137,6 +142,9 @@ class Outbox:
 
         Never commits or rolls back. On a Connection the row is written immediately; on an ORM Session when it
         commits, after the flush. Rolling back a savepoint removes the messages published in it.
+
+        With an asynchronous handle, this is a coroutine: await it. If nobody does, a message on an
+        AsyncSession is written all the same, and an AsyncConnection raises `NotAwaited` at its COMMIT.
 
         Args:
             connection: a Connection, an ORM Session or a `scoped_session`, not in AUTOCOMMIT mode; await the
@@ -170,13 +178,14 @@ class Outbox:
             UnsupportedDatabase: not PostgreSQL, MySQL, MariaDB or SQLite.
             WrongBucketCount: the database has another number of buckets.
             TablesMissing: the tables have not been created.
+            NotAwaited: raised by the COMMIT of an AsyncConnection, by its close at the latest.
         """
         message = Message(
             topic, payload, key, headers or {}, delay, available_at, content_type, id, event_type
         )
         [draft] = self._drafts.of([message])
-        written = self._hand_over(connection, [draft], bind_arguments)
-        return _after(written, draft.row["id"])
+        writing = self._hand_over(connection, [draft], bind_arguments)
+        return _after(writing, draft.row["id"])
 
     @overload
     def publish_many(
@@ -193,7 +202,7 @@ class Outbox:
         messages: Iterable[Message],
         *,
         bind_arguments: Mapping[str, Any] | None = None,
-    ) -> Awaitable[list[str]]: ...
+    ) -> Coroutine[Any, Any, list[str]]: ...
     def publish_many(
         self,
         connection: Any,
@@ -209,16 +218,18 @@ class Outbox:
         Raises: the errors of `publish`, before anything is written.
         """
         drafts = self._drafts.of(messages)
-        written = self._hand_over(connection, drafts, bind_arguments)
-        return _after(written, [draft.row["id"] for draft in drafts])
+        writing = self._hand_over(connection, drafts, bind_arguments)
+        return _after(writing, [draft.row["id"] for draft in drafts])
 
     def _hand_over(
         self, connection: Any, drafts: list[Draft], bind_arguments: Mapping[str, Any] | None
-    ) -> Awaitable[None] | None:
+    ) -> Writing | None:
+        """Write or stage the messages; None if that is done, else what remains to be awaited."""
         if isinstance(connection, scoped_session):
             connection = connection()
         if isinstance(connection, Session):
-            self._stage(connection, drafts, bind_arguments)
+            bind = bind_of(connection, self.tables.message, bind_arguments, InvalidOption)
+            self._stage(connection, drafts, bind)
             return None
         if isinstance(connection, Connection):
             check_no_session(bind_arguments, InvalidOption)
@@ -229,16 +240,34 @@ class Outbox:
         if isinstance(connection, async_scoped_session):
             connection = connection()
         if isinstance(connection, AsyncSession):
-            return connection.run_sync(self._stage, drafts, bind_arguments)
+            return self._staging(connection, drafts, bind_arguments)
         if isinstance(connection, AsyncConnection):
             check_no_session(bind_arguments, InvalidOption)
-            return connection.run_sync(self._write, drafts)
+            run = partial(connection.run_sync, self._write, drafts)
+            return _owing(connection.sync_connection, drafts, run)
         raise InvalidOption(
             f"connection={type(connection).__name__}: expected a Connection or a Session, asynchronous or not"
         )
 
-    def _stage(self, session: Session, drafts: list[Draft], bind_arguments: Mapping[str, Any] | None) -> None:
+    def _staging(
+        self, handle: AsyncSession, drafts: list[Draft], bind_arguments: Mapping[str, Any] | None
+    ) -> Writing:
+        session = handle.sync_session
         bind = bind_of(session, self.tables.message, bind_arguments, InvalidOption)
+        if not isinstance(bind, Engine):
+            return _owing(bind, drafts, partial(handle.run_sync, self._stage, drafts, bind))
+        waiting = pending.wait(session, drafts, bind, self._stage_pending)
+        return partial(handle.run_sync, pending.awaited, waiting)
+
+    def _stage_pending(self, session: Session, each: pending.Pending) -> None:
+        connection = connection_of(session, each.bind, UnusableConnection)
+        self._prepare(connection, each.drafts)
+        stage(connection, each.drafts, self._write_staged, each.savepoint_on(session, connection))
+        self._mark(connection, each.drafts)
+
+    def _stage(self, session: Session, drafts: list[Draft], bind: Engine | Connection) -> None:
+        if pending.listening:
+            pending.stage_all(session)
         connection = connection_of(session, bind, UnusableConnection)
         if isinstance(bind, Engine):
             self._prepare(connection, drafts)
@@ -283,13 +312,26 @@ class Outbox:
             mark(connection, self.schema, words)
 
 
-def _after(written: Awaitable[None] | None, result: Any) -> Any:
+def _owing(connection: Connection | None, drafts: list[Draft], write: Writing) -> Writing:
+    """The same write, without which the connection does not commit."""
+    if connection is None or not drafts:  # it has not been started
+        return write
+    pay = unawaited.owe(connection, f"publish of message {drafts[0].row['id']}", NotAwaited)
+
+    async def paid() -> None:
+        pay()
+        await write()
+
+    return paid
+
+
+def _after(writing: Writing | None, result: Any) -> Any:
     """The result, after the write has ended."""
-    if written is None:
+    if writing is None:
         return result
 
-    async def wait() -> Any:
-        await written
+    async def publish() -> Any:
+        await writing()
         return result
 
-    return wait()
+    return publish()

@@ -36,8 +36,9 @@ _engines: WeakSet[Engine] = WeakSet()
 _staged: WeakKeyDictionary[Connection, list[_Staged]] = WeakKeyDictionary()
 
 
-def stage(connection: Connection, drafts: list[Draft], write: Write) -> None:
-    """Stage messages until the connection commits; rolling back a savepoint removes its messages."""
+def stage(connection: Connection, drafts: list[Draft], write: Write, savepoint: int | None = None) -> None:
+    """Stage messages until the connection commits; rolling back the savepoint removes them. The savepoint is
+    the innermost one, unless its number is given."""
     engine = root(connection.engine)
     if engine not in _engines:
         for moment in ("commit", "prepare_twophase", "commit_twophase"):
@@ -45,7 +46,8 @@ def stage(connection: Connection, drafts: list[Draft], write: Write) -> None:
         event.listen(engine, "rollback_savepoint", _roll_back)
         event.listen(engine, "rollback", _forget)
         _engines.add(engine)
-    savepoint = innermost(connection)
+    if savepoint is None:
+        savepoint = innermost(connection)
     _staged.setdefault(connection, []).extend([_Staged(draft, write, savepoint) for draft in drafts])
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any, NoReturn
 
@@ -167,6 +168,22 @@ def test_dead_letters_are_put_away(decide: Decide) -> None:
     ((message, decision),) = taken
     assert (message, decision.action, decision.reason) == ("b", DEAD_LETTER, "dead")
     assert decisions[1].reason == "stored as a dead letter: dead"
+
+
+def test_a_dead_letter_that_would_have_to_be_awaited_comes_again() -> None:
+    """A listener for synchronous handlers does not take an asynchronous `dead_letter` for one that has stored
+    the message."""
+
+    class Unfinished:
+        """What an asynchronous function returns, but nobody is warned if it is not awaited."""
+
+        def __await__(self) -> Iterator[None]:
+            raise AssertionError("it runs")
+
+    listener = Listener(dead_letter=lambda message, decision: Unfinished())
+    (decision,) = listener.decide(["m"], lambda _: DEAD)
+    assert decision.action is RETRY
+    assert "dead_letter: it is asynchronous, and was not awaited" in decision.reason
 
 
 @each_listener

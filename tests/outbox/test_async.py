@@ -212,7 +212,7 @@ def test_a_bad_message_is_refused_before_it_is_awaited(shop: Database) -> None:
     async def work(engine: AsyncEngine) -> None:
         async with engine.begin() as connection:
             with pytest.raises(InvalidMessage, match="topic=''"):
-                OUTBOX.publish(connection, "", "never")
+                OUTBOX.publish(connection, "", "never").close()
             await OUTBOX.publish(connection, TOPIC, "ever")
 
     run(shop, work)

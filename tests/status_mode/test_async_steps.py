@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
@@ -53,6 +53,27 @@ async def test_undo_in_reverse_order(place: Place) -> None:
         assert (await order(inbox, calls, sold_out)).verdict is Verdict.DEAD
     assert calls == ["reserve", "charge", "undo charge 2", "undo reserve 1"]
     assert recorded(place).undos == 0
+
+
+@on("sqlite", fixture="place")
+@in_loop
+async def test_a_step_that_is_not_awaited_fails_its_message(place: Place) -> None:
+    """A message is not completed if its handler has called a step, or `transact`, and not awaited it: the
+    error names the step, and the next delivery runs."""
+    async with inbox_at(place) as inbox:
+        for call in (lambda claim: claim.step("pay", fail), lambda claim: claim.transact("pay", fail)):
+            with pytest.raises(InvalidOption, match="step='pay': it was not awaited, so it did not run"):
+                await forgetting(inbox, call)
+            assert recorded(place).status is Status.FAILED
+        async with inbox.claim("a") as claim:
+            await asyncio.gather(claim.step("pay", lambda: 1))
+    assert recorded(place).status is Status.CONSUMED
+
+
+async def forgetting(inbox: AsyncStatusInbox, call: Callable[[AsyncClaim], Coroutine[Any, Any, Any]]) -> None:
+    """A handler that does not await its step; closed, Python does not warn of it."""
+    async with inbox.claim("a") as claim:
+        call(claim).close()
 
 
 @on("sqlite", fixture="place")

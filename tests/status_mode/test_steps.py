@@ -1,7 +1,7 @@
 """Steps of a message in status-table mode, and their undos, on every store."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -224,6 +224,27 @@ def test_an_undo_that_fails_is_tried_again(store: Store, *, swallows: bool) -> N
     assert calls[5:] == ["undo b b", "undo a a"]
     assert deliver(inbox, body).verdict is Verdict.DEAD
     assert len(calls) == 7
+
+
+@on("sqlite", fixture="place")
+def test_an_undo_that_would_have_to_be_awaited_undoes_nothing(store: Store) -> None:
+    """A synchronous inbox does not take an asynchronous undo for one that has undone its step: the message's
+    error says so."""
+    inbox = status_inbox(store, max_attempts=1)
+
+    class Unfinished:
+        """What an asynchronous function returns, but nobody is warned if it is not awaited."""
+
+        def __await__(self) -> Iterator[None]:
+            raise AssertionError("it runs")
+
+    def body(claim: Claim) -> None:
+        claim.step("lock", lambda: 1, undo=lambda result: Unfinished())
+        claim.step("ship", fail)
+
+    assert deliver(inbox, body).verdict is Verdict.NEW
+    assert "undo of step 'lock' failed: InvalidOption: undo: it is asyn" in (stored(store).error or "")
+    assert stored(store).undos == 1
 
 
 @on("sqlite", fixture="place")

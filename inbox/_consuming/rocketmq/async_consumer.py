@@ -17,6 +17,7 @@ from inbox._listening.options import BY_KEY, ListenerOptions, check_names
 from inbox._listening.outcome import Action, Decision, Outcome
 from inbox_outbox_base.brokers.rocketmq import forking
 from inbox_outbox_base.calls.signals import FAILURES, as_failure, stopping
+from inbox_outbox_base.checks.options import done
 from inbox_outbox_base.errors.inbox import InvalidOption
 from inbox_outbox_base.words.incoming import Delivery
 
@@ -261,7 +262,7 @@ class AsyncRocketMQConsumer:
                 if isinstance(self._dead_letter, str):
                     await held.put(letter_of(self._dead_letter, held.delivery, decision))
                 else:
-                    await self._dead_letter(held.delivery, decision)
+                    done("dead_letter", await self._dead_letter(held.delivery, decision))
             except FAILURES as error:  # it may pass, and the message is safe
                 failure = as_failure(error)
                 _log.warning("message %s: not stored as a dead letter: %r", held.delivery.id, failure)

@@ -1,0 +1,209 @@
+"""A publish in asynchronous code that nobody awaits: no message is lost without an error."""
+
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, get_overloads
+
+import pytest
+from sqlalchemy import Connection, text
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
+
+from outbox import Message, Outbox
+from outbox.errors import NotAwaited, TablesMissing, UnusableConnection
+from tests.support import accounts
+from tests.support.cases import case
+from tests.support.database import Database
+from tests.support.on_servers import on
+from tests.support.published import TOPIC, texts
+from tests.support.status_mode.asynchronous import in_loop
+
+OUTBOX = Outbox()
+
+
+def forget(publishing: Coroutine[Any, Any, object]) -> None:
+    """Do not await it; closed, Python does not warn of it either."""
+    publishing.close()
+
+
+def publish(handle: AsyncConnection | AsyncSession, payload: str) -> Coroutine[Any, Any, str]:
+    return OUTBOX.publish(handle, TOPIC, payload, key="k")
+
+
+@pytest.fixture
+def shop(migrated: Database) -> Database:
+    """A database with an outbox and a business table."""
+    accounts.make(migrated.engine())
+    return migrated
+
+
+def engine_of(database: Database) -> AsyncEngine:
+    return create_async_engine(database.async_url)
+
+
+@on("postgresql", "sqlite")
+@in_loop
+async def test_a_session_sends_it_all_the_same(shop: Database) -> None:
+    """The COMMIT writes what a session published, awaited or not, also if it has done nothing else, in the
+    order of the calls."""
+    engine = engine_of(shop)
+    async with AsyncSession(engine) as session:
+        forget(publish(session, "1"))
+        await session.commit()
+        forget(publish(session, "2"))
+        await publish(session, "3")
+        forget(OUTBOX.publish_many(session, [Message(TOPIC, each, "k") for each in "45"]))
+        forget(OUTBOX.publish_many(session, []))
+        await session.run_sync(lambda inner: OUTBOX.publish(inner, TOPIC, "6", key="k"))
+        forget(publish(session, "7"))
+        await session.commit()
+    async with AsyncSession(engine) as session, session.begin():
+        await accounts.add_async(session)
+        forget(publish(session, "8"))
+    await engine.dispose()
+    assert texts(shop.engine()) == [*"12345678"]
+
+
+@on("postgresql", "sqlite")
+@in_loop
+async def test_a_session_forgets_what_it_rolls_back(shop: Database) -> None:
+    """A rollback of the transaction or of the savepoint in which it was published removes the message, and no
+    other one. To await it afterwards is an error."""
+    engine = engine_of(shop)
+    async with AsyncSession(engine) as session:
+        forget(publish(session, "never"))
+        await session.rollback()
+        late = publish(session, "never")
+        await session.close()
+        with pytest.raises(UnusableConnection, match="rolled back before publish was awaited"):
+            await late
+        forget(publish(session, "1"))
+        async with session.begin_nested():
+            forget(publish(session, "2"))
+        async with session.begin_nested() as savepoint:
+            forget(publish(session, "never"))
+            async with session.begin_nested():
+                await publish(session, "never")
+            forget(publish(session, "never"))
+            await savepoint.rollback()
+        async with session.begin_nested() as savepoint:
+            forget(publish(session, "never"))
+            await savepoint.rollback()
+        forget(publish(session, "3"))
+        await session.commit()
+    await engine.dispose()
+    assert texts(shop.engine()) == [*"123"]
+
+
+@on("sqlite")
+@in_loop
+async def test_a_session_that_cannot_write_it_commits_nothing(database: Database) -> None:
+    """If the message cannot be written, each COMMIT of the session fails until it is rolled back."""
+    accounts.make(database.engine())
+    engine = engine_of(database)
+    async with AsyncSession(engine) as session:
+        await accounts.add_async(session)
+        forget(publish(session, "never"))
+        for _ in range(2):
+            with pytest.raises(TablesMissing):
+                await session.commit()
+    await engine.dispose()
+    assert accounts.total(database.engine()) == 0
+
+
+Ending = Callable[[AsyncConnection], Awaitable[Any]]
+
+
+def on_driver(statement: str) -> Ending:
+    return lambda connection: connection.exec_driver_sql(statement)
+
+
+async def in_a_block(engine: AsyncEngine) -> None:
+    """The block commits."""
+    async with engine.begin() as connection:
+        await accounts.add_async(connection)
+        forget(publish(connection, "never"))
+
+
+async def in_a_session(engine: AsyncEngine) -> None:
+    """The session belongs to a connection, which commits."""
+    async with engine.connect() as connection, AsyncSession(connection) as session:
+        await accounts.add_async(connection)
+        forget(publish(session, "never"))
+        await session.commit()
+        await connection.commit()
+
+
+ENDINGS: dict[str, Ending] = {
+    "commit": lambda connection: connection.commit(),
+    "text": lambda connection: connection.execute(text("-- now\n commit")),
+    "on the driver": on_driver("/* now */ COMMIT"),
+    "behind another": on_driver("SELECT 1; end"),
+    "close": lambda connection: connection.close(),
+}
+
+
+@on("postgresql", "sqlite")
+@in_loop
+async def test_a_connection_commits_nothing(shop: Database) -> None:
+    """However a connection is told to commit, it refuses, also if it has done nothing else; its business rows
+    are rolled back."""
+    engine = engine_of(shop)
+    for name, end in ENDINGS.items():
+        for has_begun in (False, True):
+            connection = await engine.connect()
+            if has_begun:
+                await accounts.add_async(connection)
+            forget(publish(connection, "never"))
+            with (
+                case(f"{name} {has_begun}"),
+                pytest.raises(NotAwaited, match="not awaited, so not written: publish of message"),
+            ):
+                await end(connection)
+            if name != "close":
+                await connection.rollback()
+            await connection.close()
+    for way in (in_a_block, in_a_session):
+        with case(way), pytest.raises(NotAwaited):
+            await way(engine)
+    async with engine.begin() as connection:
+        assert await connection.scalar(text("SELECT 1")) == 1
+    await engine.dispose()
+    assert texts(shop.engine()) == []
+    assert accounts.total(shop.engine()) == 0
+
+
+@on("postgresql", "sqlite")
+@in_loop
+async def test_a_connection_that_was_refused_can_go_on(shop: Database) -> None:
+    """A refused connection commits after the await, or after a rollback of the transaction or the savepoint
+    in which the message was published."""
+    engine = engine_of(shop)
+    async with engine.connect() as connection:
+        for has_begun in (False, True):
+            late = publish(connection, "1" if has_begun else "0")
+            if has_begun:
+                await accounts.add_async(connection)
+            with pytest.raises(NotAwaited):
+                await connection.commit()
+            await late
+            await connection.commit()
+        forget(publish(connection, "never"))
+        await publish(connection, "never")
+        await connection.rollback()
+        await publish(connection, "2")
+        async with connection.begin_nested() as savepoint:
+            forget(publish(connection, "never"))
+            await savepoint.rollback()
+        await connection.commit()
+        assert type(connection.sync_connection) is Connection
+    await engine.dispose()
+    assert texts(shop.engine()) == [*"012"]
+    assert accounts.total(shop.engine()) == 1
+
+
+@pytest.mark.parametrize("publishing", [Outbox.publish, Outbox.publish_many])
+def test_type_checkers_find_it(publishing: Callable[..., Any]) -> None:
+    """The asynchronous form is declared as a coroutine: mypy (unused-coroutine) and pyright
+    (reportUnusedCoroutine) complain about one that is not awaited, which they do not about an Awaitable."""
+    synchronous, asynchronous = get_overloads(publishing)
+    assert "Coroutine" not in synchronous.__annotations__["return"]
+    assert asynchronous.__annotations__["return"].startswith("Coroutine[")
