@@ -24,6 +24,8 @@ from inbox_outbox_base.databases.taking import Taking, pooled
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import TransactionEnded
 
+from . import layers
+
 _ENDED = (
     "the transaction had ended before this statement, by commit(), rollback(), SQL or DDL: earlier writes "
     "are committed or rolled back, and nothing more is written"
@@ -89,8 +91,7 @@ def watch(
     """This transaction of the handle has written something on this connection, and must stay open until
     `unwatch`. A mark tells it from every other transaction."""
     # A listener for SQLAlchemy's events would cost each transaction 40 microseconds, a fifth of our time.
-    kind: Any = type(connection)
-    connection.__class__ = _watched(kind)
+    layers.put_on(connection, _watched)
     outer = getattr(connection, _GUARD, None)
     setattr(connection, _GUARD, _Guard(database_of(connection), mark, outer))
     if isinstance(handle, Session):
@@ -103,7 +104,7 @@ def watch(
 def unwatch(handle: Connection | Session, connection: Connection) -> None:
     """The transaction is over; call this once for each `watch`. A connection that is not returned belongs to
     the caller, and accepts statements again."""
-    connection.__class__ = getattr(connection, "unwatched", type(connection))
+    layers.take_off(connection, _watched)
     guard: _Guard | None = getattr(connection, _GUARD, None)
     setattr(connection, _GUARD, guard and guard.outer)
     if isinstance(handle, Session):
@@ -127,7 +128,7 @@ def _watched(kind: Any) -> Any:
     execute, scalar, exec_driver_sql = kind.execute, kind.scalar, kind.exec_driver_sql
 
     class Watched(kind):  # type: ignore[misc]
-        unwatched = kind
+        layer, under = staticmethod(_watched), kind
 
         def execute(self, statement: Any, parameters: Any = None, *, execution_options: Any = None) -> Any:
             getattr(self, _GUARD).check(self, statement)
@@ -149,6 +150,10 @@ def _watched(kind: Any) -> Any:
             if self.in_transaction() and not guard.database.is_ended(self):
                 guard.set_savepoint(self)
             return pooled(self)
+
+        @property
+        def info(self) -> Any:
+            return pooled(self).info
 
     return Watched
 

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session, SessionTransaction
 
 from inbox_outbox_base.errors.inbox import NotAwaited
 
-from . import failed_commit
+from . import failed_commit, layers
 from .savepoints import innermost, innermost_transaction, is_open, number
 
 _COMMIT = re.compile(
@@ -50,8 +50,7 @@ def owe(connection: Connection, what: str, error: type[NotAwaited]) -> Callable[
     if not connection.closed:
         failed_commit.watch(connection)
         if connection not in _owed:
-            kind: Any = type(connection)
-            connection.__class__ = _guarded(kind)
+            layers.put_on(connection, _guarded)
         _owed.setdefault(connection, []).append(owed)
     return lambda: _keep(connection, [each for each in _owed.get(connection, []) if each is not owed])
 
@@ -78,14 +77,16 @@ def _keep(connection: Connection, rest: list[Owed]) -> None:
     if rest:
         _owed[connection] = rest
     elif _owed.pop(connection, None) is not None:
-        connection.__class__ = type(connection).__bases__[0]
+        layers.take_off(connection, _guarded)
 
 
 @cache
 def _guarded(kind: Any) -> Any:  # noqa: C901 - methods
     class Guarded(kind):  # type: ignore[misc]
-        """A Connection while an await is missing. A listener to events would make each statement of the
-        engine cost more, and would not hear of a commit without a transaction."""
+        """A Connection while an await is missing. A listener to events would not hear of a commit without a
+        transaction."""
+
+        layer, under = staticmethod(_guarded), kind
 
         def commit(self) -> None:
             _check(self)  # the transaction, if there is one, may go on

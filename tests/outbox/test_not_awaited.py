@@ -7,6 +7,8 @@ import pytest
 from sqlalchemy import Connection, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
 
+from inbox import AsyncInbox
+from inbox.errors import TransactionEnded
 from outbox import Message, Outbox
 from outbox.errors import NotAwaited, TablesMissing, UnusableConnection
 from tests.support import accounts
@@ -16,6 +18,7 @@ from tests.support.on_servers import on
 from tests.support.published import TOPIC, texts
 from tests.support.status_mode.asynchronous import in_loop
 
+Body = Callable[[AsyncConnection], Awaitable[object]]
 OUTBOX = Outbox()
 
 
@@ -91,6 +94,39 @@ async def test_a_session_forgets_what_it_rolls_back(shop: Database) -> None:
         await session.commit()
     await engine.dispose()
     assert texts(shop.engine()) == [*"123"]
+
+
+@on("postgresql", "sqlite")
+@in_loop
+async def test_the_body_of_an_inbox_commits_nothing(shop: Database) -> None:
+    """In the transaction of an inbox the end of the block raises it: neither the body's writes nor the inbox
+    row are kept. With `await` the same connection accepts statements, and its end is still watched."""
+    engine = engine_of(shop)
+
+    @AsyncInbox("shop").handler(engine, key=lambda _: "k")
+    async def handle(connection: AsyncConnection, body: Body) -> None:
+        await accounts.add_async(connection)
+        await body(connection)
+
+    async def forgets(connection: AsyncConnection) -> None:
+        forget(publish(connection, "never"))
+
+    async def ends_it(connection: AsyncConnection) -> None:
+        await publish(connection, "never")
+        await connection.execute(text("ROLLBACK"))
+        await accounts.add_async(connection, amount=100)
+
+    async def publishes(connection: AsyncConnection) -> None:
+        await publish(connection, "1")
+
+    with pytest.raises(NotAwaited):
+        await handle(forgets)
+    with pytest.raises(TransactionEnded):
+        await handle(ends_it)
+    await handle(publishes)
+    await engine.dispose()
+    assert texts(shop.engine()) == ["1"]
+    assert accounts.total(shop.engine()) == 1
 
 
 @on("sqlite")

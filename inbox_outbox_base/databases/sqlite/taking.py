@@ -73,7 +73,7 @@ class SQLiteTaking(Taking):
                 # The driver's BEGIN came with this INSERT. A read in this transaction would keep the file
                 # locked for reading, and block the other transaction's commit.
                 pooled(connection).rollback()
-                pooled(connection).info.pop(_BEGUN, None)
+                connection.info.pop(_BEGUN, None)
             return None
 
     def settled(self, connection: Connection, attempt: Attempt, wait: float) -> Stored | None:
@@ -109,7 +109,7 @@ class SQLiteTaking(Taking):
 
 def has_begun(connection: Connection) -> None:
     """Remember that BEGIN was sent in this transaction outside any savepoint."""
-    pooled(connection).info[_BEGUN] = connection.get_transaction()
+    connection.info[_BEGUN] = connection.get_transaction()
 
 
 def check_savepoint(connection: Connection, error: type[UnusableConnection] = UnusableConnection) -> None:
@@ -120,7 +120,7 @@ def check_savepoint(connection: Connection, error: type[UnusableConnection] = Un
     root = connection.get_transaction()
     if not connection.in_nested_transaction():
         has_begun(connection)
-    elif pooled(connection).info.get(_BEGUN) is not root and _driver(connection).isolation_level is not None:
+    elif connection.info.get(_BEGUN) is not root and _driver(connection).isolation_level is not None:
         raise error(
             "inside a savepoint, Python's sqlite3 driver commits too early: set isolation_level=None, and "
             "send BEGIN in a listener for SQLAlchemy's begin event"
