@@ -147,8 +147,8 @@ class AsyncInbox(Consumer, Listens[AsyncListener]):
                     session = handle if isinstance(handle, AsyncSession) else None
                     yield Work(transaction, await _connection(handle, transaction), session)
                     await handle.run_sync(lambda _: transaction.commit())
-                except BaseException:
-                    await handle.run_sync(transaction.roll_back)
+                except BaseException as error:
+                    await handle.run_sync(transaction.roll_back, error)
                     raise
         finally:
             transaction.leave()

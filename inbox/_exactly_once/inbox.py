@@ -194,8 +194,8 @@ class Inbox(Consumer, Listens[Listener]):
                     session = handle if isinstance(handle, Session) else None
                     yield Work(transaction, transaction.connection, session)
                     transaction.commit()
-                except BaseException:
-                    transaction.roll_back(handle)
+                except BaseException as error:
+                    transaction.roll_back(handle, error)
                     raise
         finally:
             if self.hooks:

@@ -155,14 +155,14 @@ class Transaction:
         known = Known(self._attempt.digest, text)
         memory.remember(place_of(self.connection, self.key), known, self._terms.policy.kept(self.connection))
 
-    def roll_back(self, handle: Connection | Session) -> None:
-        """Roll back, but only in the process that began the transaction."""
+    def roll_back(self, handle: Connection | Session, error: BaseException) -> None:
+        """Roll back after this error, but only in the process that began the transaction."""
         self.leave()
         if forked.is_in(self._process):
             if self.verdict is Verdict.NEW:
                 # If the ROLLBACK cannot be sent, the pool must not hand this transaction to its next user.
                 failed_commit.watch(self.connection)
-            roll_back(handle)
+            roll_back(handle, getattr(self, "connection", None), error)
         else:
             forked.abandon(handle)
 

@@ -10,6 +10,7 @@ from sqlalchemy.schema import CreateSchema
 from inbox_outbox_base.databases.registry import migrating
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import InvalidOption, TransientError
+from inbox_outbox_base.transactions.connect import connected
 
 LOCK_WAIT = 60
 """Seconds to wait for another migration."""
@@ -28,7 +29,7 @@ def turn(engine: Engine, schema: str | None = None) -> Iterator[Connection]:
     """
     check(engine.dialect.name, schema)
     database = migrating(engine.dialect.name)
-    with engine.execution_options(isolation_level=database.isolation).connect() as connection:
+    with connected(engine.execution_options(isolation_level=database.isolation)) as connection:
         taken = f"another migration has been running for {LOCK_WAIT} seconds"
         try:
             is_ours = database.wait_for_turn(connection, LOCK_WAIT, TABLE_WAIT)

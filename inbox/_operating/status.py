@@ -14,6 +14,7 @@ from inbox_outbox_base.databases.missing import raise_clearer
 from inbox_outbox_base.databases.registry import taking
 from inbox_outbox_base.databases.taking import Taking
 from inbox_outbox_base.tables.inbox import Tables, tables
+from inbox_outbox_base.transactions.connect import connected
 from inbox_outbox_base.transactions.policy import Policy, look
 
 RATE_WINDOW = timedelta(hours=1)
@@ -66,7 +67,7 @@ def status(engine: Engine, *, schema: str | None = None) -> list[ConsumerStatus]
         TablesMissing: the tables do not exist.
     """
     all_tables, database = tables(schema), taking(engine.dialect.name)
-    with engine.connect() as connection:
+    with connected(engine) as connection:
         try:
             return _status(connection, database, all_tables)
         except DBAPIError as error:
@@ -159,7 +160,7 @@ def show(engine: Engine, consumer: str, key: Key, *, schema: str | None = None) 
     taking(engine.dialect.name)
     c, ledger = all_tables.message.c, all_tables.ledger.c
     this = (c.consumer == options.consumer(consumer)) & (c.key == encode_key(key))
-    with engine.connect() as connection:
+    with connected(engine) as connection:
         try:
             row = connection.execute(select(all_tables.message).where(this)).one_or_none()
             if row is None:

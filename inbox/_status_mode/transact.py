@@ -119,14 +119,14 @@ class StepTransaction:
         """Called after the commit."""
         self._hold.adopt(self._name, self._steps, sent=self._sent, seconds=seconds)
 
-    def roll_back(self) -> None:
-        """Roll back, but only in the process that began the transaction."""
+    def roll_back(self, error: BaseException) -> None:
+        """Roll back after this error, but only in the process that began the transaction."""
         self.leave()
         if forked.is_in(self._process):
             if self._hold.is_locked:
                 # If the ROLLBACK cannot be sent, the pool must not hand this transaction to its next user.
                 failed_commit.watch(self._connection)
-            roll_back(self._handle)
+            roll_back(self._handle, getattr(self, "_connection", None), error)
         else:
             forked.abandon(self._handle)
 
@@ -208,8 +208,8 @@ def transact(
                 try:
                     transaction.begin(handle)
                     transaction.end(body(handle))
-                except BaseException:
-                    transaction.roll_back()
+                except BaseException as error:
+                    transaction.roll_back(error)
                     raise
             transaction.adopt(clock.now() - began)
         finally:

@@ -11,6 +11,8 @@ from sqlalchemy.exc import DBAPIError
 from inbox_outbox_base.calls.async_calls import uninterrupted
 from inbox_outbox_base.errors.codes import is_read_only
 
+from . import interrupted
+
 T = TypeVar("T")
 
 
@@ -19,14 +21,29 @@ def connected(engine: Engine) -> Connection:
 
     On MySQL and MariaDB, this is where a server reports that it has ended the pool's connections.
     """
+    interrupted.watch(engine.dialect)
     drivers = engine.dialect.loaded_dbapi.Error
     try:
-        connection = engine.connect()
+        connection = _opened(engine)
     except drivers as error:
         raise DBAPIError.instance(None, None, error, drivers, dialect=engine.dialect) from error
     record: Any = connection.connection._connection_record  # noqa: SLF001
     record.finalize_callback = deque(partial(_set_back, record, each) for each in record.finalize_callback)
     return connection
+
+
+def _opened(engine: Engine) -> Connection:
+    """As `engine.connect()`, except that a connection does not return to the pool if an error comes up while
+    the engine's options are set on it, which takes statements."""
+    try:
+        pooled = engine.raw_connection()
+    except engine.dialect.loaded_dbapi.Error as error:
+        Connection._handle_dbapi_exception_noconnection(error, engine.dialect, engine)  # noqa: SLF001
+    try:
+        return Connection(engine, pooled)
+    except BaseException as error:
+        pooled.invalidate(error)
+        raise
 
 
 def _set_back(record: Any, set_back: Callable[[Any], object], driver_connection: Any) -> None:

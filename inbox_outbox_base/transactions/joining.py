@@ -6,8 +6,10 @@ from sqlalchemy.orm import Session
 
 from inbox_outbox_base.databases.registry import database_of
 from inbox_outbox_base.databases.taking import Taking
-from inbox_outbox_base.errors import codes
-from inbox_outbox_base.errors.inbox import UnusableConnection
+from inbox_outbox_base.errors import codes, groups
+from inbox_outbox_base.errors.inbox import TransactionEnded, UnusableConnection
+
+from . import interrupted
 
 
 def database_to_join(
@@ -20,6 +22,7 @@ def database_to_join(
         UnusableConnection: closed, or AUTOCOMMIT.
     """
     database = database_of(connection)
+    interrupted.watch(connection.dialect)
     if connection.closed:
         raise error("the connection is closed")
     if database.is_autocommit(connection):
@@ -29,8 +32,16 @@ def database_to_join(
     return database
 
 
-def roll_back(handle: Connection | Session) -> None:
-    """Roll back; a broken connection has already done so."""
+def roll_back(handle: Connection | Session, connection: Connection | None, error: BaseException) -> None:
+    """Roll back after this error. A broken connection has already done so, and one whose state is in doubt
+    does not return to the pool."""
+    if connection is not None and not (connection.closed or connection.invalidated):
+        interrupted.discard(connection, error)
+        # A session may be bound to the caller's connection, which can still be in the caller's transaction.
+        if groups.find(error, TransactionEnded) is not None and (
+            handle is connection or database_of(connection).is_ended(connection)
+        ):
+            connection.invalidate(error)
     try:
         handle.rollback()
     except DBAPIError as error:

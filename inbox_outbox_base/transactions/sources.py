@@ -13,6 +13,8 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from inbox_outbox_base.errors.blame import OWN
 from inbox_outbox_base.errors.inbox import InvalidOption, UnusableConnection
 
+from .connect import connected, root
+
 _Known = Engine | sessionmaker[Session] | scoped_session[Session]
 Source = _Known | Callable[[], _Known]
 
@@ -67,7 +69,9 @@ def open_source(source: Any, kinds: Kinds) -> Any:
             source = _returned(source(), kinds)
     with OWN:
         if isinstance(source, kinds.engine):
-            return source.connect()
+            # An engine with options of its own sends statements when it connects.
+            has_options = isinstance(source, Engine) and root(source) is not source
+            return connected(source) if has_options else source.connect()
         return source() if isinstance(source, kinds.maker) else _idle(source())
 
 

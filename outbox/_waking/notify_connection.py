@@ -28,9 +28,9 @@ class NotifyConnection:
         if self._side is not None:
             try:
                 self._notify(self._side.connection, written)
-            except DBAPIError as error:
+            except BaseException as error:
                 self.close()
-                if not error.connection_invalidated:
+                if not (isinstance(error, DBAPIError) and error.connection_invalidated):
                     raise
             else:
                 return

@@ -3,7 +3,7 @@
 import signal
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import redis
@@ -12,6 +12,7 @@ from examples.embedded_postgres import ServerProcess, free_port
 from inbox import RedisStore, Status, StatusInbox, Verdict
 from inbox._status_mode.stores import HeldRecord
 from tests.servers.redis import LocalRedis, program
+from tests.support.interrupted import TimeLimit
 from tests.support.present import present
 
 SLOTS = 16_384
@@ -42,6 +43,27 @@ def client(private_redis: LocalRedis) -> Iterator["redis.Redis"]:
     """A client of the test's private Redis."""
     with redis.Redis.from_url(private_redis.url) as client:
         yield client
+
+
+def test_a_call_that_a_signal_handler_interrupts(
+    client: "redis.Redis", private_redis: LocalRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If a signal handler raises between a command and its answer, no other command gets that answer."""
+    inbox = StatusInbox("orders", store=RedisStore(client))
+    with inbox.claim("before"):
+        pass
+    send: Any = redis.connection.AbstractConnection.send_command
+
+    def interrupted(self: Any, *arguments: Any, **options: Any) -> NoReturn:
+        send(self, *arguments, **options)
+        raise TimeLimit
+
+    with redis.Redis.from_url(private_redis.url) as other:
+        other.client_pause(100)  # the answer comes after the connection has returned to its pool
+    with monkeypatch.context() as patched, pytest.raises(TimeLimit):  # noqa: PT012
+        patched.setattr(redis.connection.AbstractConnection, "send_command", interrupted)
+        RedisStore(client).find("orders", "before")
+    assert RedisStore(client).find("orders", "unknown") is None
 
 
 def test_a_cluster_keeps_records_on_all_its_slots(cluster_client: "redis.RedisCluster") -> None:

@@ -210,6 +210,9 @@ class RedisStore(Store):
             return self._called(result) if self.is_async else result
         except self._errors:
             return self._reached(lambda: self._evaluated(script, name, arguments))
+        except BaseException:
+            self._discard()
+            raise
 
     def _evaluated(self, script: RedisScript, name: bytes, arguments: Sequence[Any]) -> Any:
         try:
@@ -226,6 +229,23 @@ class RedisStore(Store):
             if not self._is_transient(error):
                 raise
             raise StoreUnreachable(f"{self!r} did not answer: {_reason(error)}") from error
+        except BaseException:
+            self._discard()
+            raise
+
+    def _discard(self) -> None:
+        """After an exception that is none of the client's: close the idle connections. A signal handler may
+        have raised it between a command and its answer; the connection has then gone back to its pool, and
+        its next command would get that answer."""
+        if self.is_async:  # a task has no wait there that could be cancelled
+            return
+        clients = [self._client]
+        if self._is_cluster:
+            clients = [node.redis_connection for node in self._client.get_nodes() if node.redis_connection]
+        for client in clients:
+            client.connection_pool.disconnect(inuse_connections=False)
+            if client.connection is not None:  # a client with a single connection
+                client.connection.disconnect()
 
     def _is_transient(self, error: Exception) -> bool:
         if isinstance(error, self._transient):
