@@ -105,6 +105,11 @@ class Storing:
         """Text of up to 16 MB."""
         return None
 
+    def unconverted(self, kind: TypeEngine[str]) -> TypeEngine[str] | None:
+        """This type of text, for our statements, if the database would otherwise convert it to the
+        connection's character set."""
+        return None
+
     def long_binary(self) -> TypeEngine[Any] | None:
         """Bytes of unlimited length."""
         return None

@@ -114,6 +114,11 @@ class Taking(ABC):
         """Wait until no other transaction is writing the key's row, and return it; on a new connection."""
 
     @abstractmethod
+    def unusable_setting(self, driver: Any) -> str | None:
+        """A setting of the driver's connection that would damage our values: its name, its value and what was
+        expected; None if there is none. Sends nothing."""
+
+    @abstractmethod
     def is_autocommit(self, connection: Connection) -> bool:
         """Whether each statement on this connection commits. May begin SQLAlchemy's transaction, as the next
         statement would."""

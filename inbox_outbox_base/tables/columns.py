@@ -4,7 +4,18 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, DateTime, Dialect, LargeBinary, Table, Text, TextClause, event, text
+from sqlalchemy import (
+    BigInteger,
+    DateTime,
+    Dialect,
+    LargeBinary,
+    String,
+    Table,
+    Text,
+    TextClause,
+    event,
+    text,
+)
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import ExecutableDDLElement
 from sqlalchemy.sql.compiler import DDLCompiler, SQLCompiler
@@ -115,7 +126,12 @@ def binary(length: int) -> TypeEngine[bytes]:
 
 def long_text() -> TypeEngine[str]:
     """Text of up to 16 MB."""
-    return varied(Text(), lambda known: known.long_text())
+    return varied(Text(), lambda known: known.unconverted(Text()) or known.long_text())
+
+
+def short_text() -> TypeEngine[str]:
+    """Text of up to 255 characters."""
+    return varied(String(255), lambda known: known.unconverted(String(255)))
 
 
 def long_binary() -> TypeEngine[bytes]:
@@ -147,7 +163,11 @@ def plain(column: TypeEngine[Any]) -> TypeEngine[Any]:
     """The same type for DDL, as SQLAlchemy's own type: Alembic can write it without another import."""
     if isinstance(column, Bytewise):
         return plain_text(column.longest)
-    return plain_time() if isinstance(column, UtcDateTime) else column
+    if isinstance(column, UtcDateTime):
+        return plain_time()
+    if isinstance(column, Text):
+        return varied(Text(), lambda known: known.long_text())
+    return String(column.length) if isinstance(column, String) else column
 
 
 def begin_with(table: Table, rows: str) -> None:

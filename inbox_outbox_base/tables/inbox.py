@@ -32,6 +32,7 @@ from .columns import (
     long_text,
     number,
     plain,
+    short_text,
     utcnow,
 )
 from .outbox import OUTBOX, OutboxTables, outbox_tables
@@ -198,7 +199,7 @@ def _status(metadata: MetaData) -> Table:
         Column("status", String(9), nullable=False),
         Column("token", BigInteger, nullable=False),
         Column("claim", binary(16), nullable=False),
-        Column("owner", String(255), nullable=False),
+        Column("owner", short_text(), nullable=False),
         Column("lease_until", UtcDateTime),
         Column("attempts_started", Integer, nullable=False),
         Column("attempts_finished", Integer, nullable=False),
@@ -208,7 +209,7 @@ def _status(metadata: MetaData) -> Table:
         Column("error", long_text()),
         Column("steps", long_text()),
         Column("history", long_text()),
-        Column("pending_step", String(255)),
+        Column("pending_step", short_text()),
         Column("undos", Integer, nullable=False, server_default="0"),
         Column("created_at", UtcDateTime, nullable=False, server_default=utcnow()),
         Column("updated_at", UtcDateTime, nullable=False, server_default=utcnow()),

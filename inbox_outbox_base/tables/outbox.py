@@ -20,7 +20,7 @@ from sqlalchemy import (
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import DDLCompiler
 
-from .columns import Bytewise, UtcDateTime, begin_with, long_binary, long_text, number, utcnow
+from .columns import Bytewise, UtcDateTime, begin_with, long_binary, long_text, number, short_text, utcnow
 from .storing import options, storing, where
 
 BUCKETS = 64
@@ -107,7 +107,7 @@ def _content() -> list[Column[Any]]:
         Column("topic", Bytewise(LONGEST_TOPIC), nullable=False),
         Column("key", Bytewise(512)),
         Column("payload", long_binary(), nullable=False),
-        Column("content_type", String(255), nullable=False),
+        Column("content_type", short_text(), nullable=False),
         Column("headers", long_text()),
         Column("created_at", UtcDateTime, nullable=False, server_default=utcnow()),
     ]
@@ -227,7 +227,7 @@ def _relay(metadata: MetaData) -> Table:
         "outbox_relay",
         metadata,
         Column("epoch", BigInteger, autoincrement=False, nullable=False),
-        Column("name", String(255), nullable=False),
+        Column("name", short_text(), nullable=False),
         Column("lease_until", UtcDateTime, nullable=False),
         Column("sending", long_text()),
         Column("joined_at", UtcDateTime, nullable=False, server_default=utcnow()),

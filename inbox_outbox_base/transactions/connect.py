@@ -10,23 +10,32 @@ from sqlalchemy.exc import DBAPIError
 
 from inbox_outbox_base.calls.async_calls import uninterrupted
 from inbox_outbox_base.errors.codes import is_read_only
+from inbox_outbox_base.errors.inbox import UnusableConnection
 
-from . import interrupted
+from . import interrupted, settings
 
 T = TypeVar("T")
 
 
-def connected(engine: Engine) -> Connection:
+def connected(engine: Engine, error: type[Exception] = UnusableConnection) -> Connection:
     """A connection; errors while its isolation level is set are raised as SQLAlchemy's, not the driver's.
 
     On MySQL and MariaDB, this is where a server reports that it has ended the pool's connections.
+
+    Raises:
+        UnusableConnection, as `error`: it has a setting that would damage our values.
     """
     interrupted.watch(engine.dialect)
     drivers = engine.dialect.loaded_dbapi.Error
     try:
         connection = _opened(engine)
-    except drivers as error:
-        raise DBAPIError.instance(None, None, error, drivers, dialect=engine.dialect) from error
+    except drivers as broken:
+        raise DBAPIError.instance(None, None, broken, drivers, dialect=engine.dialect) from broken
+    try:
+        settings.check(connection, error)
+    except BaseException:
+        connection.close()
+        raise
     record: Any = connection.connection._connection_record  # noqa: SLF001
     record.finalize_callback = deque(partial(_set_back, record, each) for each in record.finalize_callback)
     return connection
@@ -55,12 +64,14 @@ def _set_back(record: Any, set_back: Callable[[Any], object], driver_connection:
         record.invalidate(error)
 
 
-def on_connection(engine: Engine, work: Callable[[Connection], T]) -> T:
+def on_connection(
+    engine: Engine, work: Callable[[Connection], T], error: type[Exception] = UnusableConnection
+) -> T:
     """Call `work` on a connection. In a cancelled task it finishes first: otherwise the connection could stay
     open without an owner, or never return to its pool."""
 
     def do() -> T:
-        with connected(engine) as connection:
+        with connected(engine, error) as connection:
             return work(connection)
 
     return uninterrupted(do) if engine.dialect.is_async else do()

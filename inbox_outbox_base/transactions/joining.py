@@ -9,7 +9,7 @@ from inbox_outbox_base.databases.taking import Taking
 from inbox_outbox_base.errors import codes, groups
 from inbox_outbox_base.errors.inbox import TransactionEnded, UnusableConnection
 
-from . import interrupted
+from . import interrupted, settings
 
 
 def database_to_join(
@@ -19,7 +19,7 @@ def database_to_join(
 
     Raises:
         UnsupportedDatabase: the dialect is not proven.
-        UnusableConnection: closed, or AUTOCOMMIT.
+        UnusableConnection: closed, AUTOCOMMIT, or with a setting that would damage our values.
     """
     database = database_of(connection)
     interrupted.watch(connection.dialect)
@@ -29,6 +29,7 @@ def database_to_join(
         raise error(
             f"the connection is in AUTOCOMMIT mode: there is no transaction that the {row} could join"
         )
+    settings.check(connection, error)
     return database
 
 

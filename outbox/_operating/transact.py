@@ -9,7 +9,7 @@ from sqlalchemy.exc import DBAPIError
 from inbox import is_transient
 from inbox_outbox_base.calls.retry import retry
 from inbox_outbox_base.databases.registry import relaying
-from inbox_outbox_base.errors.outbox import InvalidOption
+from inbox_outbox_base.errors.outbox import InvalidOption, UnusableConnection
 from inbox_outbox_base.transactions.connect import connected, transacted
 from outbox._publishing.missing import raise_clearer
 from outbox.schema import OutboxTables
@@ -26,12 +26,13 @@ def transact(engine: Engine, tables: OutboxTables, work: Callable[[Connection], 
         InvalidOption: not an Engine, or an asynchronous one; a schema on another database than PostgreSQL.
         UnsupportedDatabase: not PostgreSQL, MySQL, MariaDB or SQLite.
         TablesMissing: the tables have not been created.
+        UnusableConnection: a setting of the engine's connections would damage messages.
     """
     database = relaying(_usable(engine).dialect.name, tables)
     own = engine.execution_options(isolation_level=database.own_isolation)
 
     def once() -> T:
-        with connected(own) as connection:
+        with connected(own, UnusableConnection) as connection:
             return transacted(connection, work)
 
     try:

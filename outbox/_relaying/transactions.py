@@ -13,7 +13,7 @@ from sqlalchemy.exc import TimeoutError as SQLTimeoutError
 from inbox import is_transient
 from inbox_outbox_base.calls.retry import pauses
 from inbox_outbox_base.errors.codes import is_refusal, refusal
-from inbox_outbox_base.errors.outbox import DatabaseRefused
+from inbox_outbox_base.errors.outbox import DatabaseRefused, UnusableConnection
 from inbox_outbox_base.errors.secrets import place, reason, remember
 from inbox_outbox_base.transactions.connect import on_connection, transacted
 from outbox._publishing.missing import raise_clearer
@@ -61,11 +61,12 @@ class Transactions:
 
         Raises:
             DatabaseRefused: the server rejects the login, and has never accepted it.
+            UnusableConnection: a setting of its connections would damage messages.
         """
         while True:
             for pause in pauses(tries or TRIES):
                 try:
-                    return on_connection(self._engine, partial(self._once, work))
+                    return on_connection(self._engine, partial(self._once, work), UnusableConnection)
                 except TROUBLE as error:
                     self._check_login(error)
                     if isinstance(error, DBAPIError) and not passes(error):

@@ -3,10 +3,22 @@
 Error numbers are from their server and client error references.
 """
 
+from collections.abc import Callable
 from typing import Any
 
-from sqlalchemy import Connection, func, select, text
-from sqlalchemy.dialects.mysql import DATETIME, LONGBLOB, MEDIUMTEXT, VARBINARY
+from sqlalchemy import (
+    BINARY,
+    ColumnElement,
+    Connection,
+    Dialect,
+    String,
+    cast,
+    func,
+    select,
+    text,
+    type_coerce,
+)
+from sqlalchemy.dialects.mysql import DATETIME, LONGBLOB, MEDIUMTEXT, VARBINARY, VARCHAR
 from sqlalchemy.types import TypeEngine
 
 from inbox_outbox_base.dialect import Code, Codes, Connecting, Migrating, Storing
@@ -45,6 +57,28 @@ class MySQLCodes(Codes):
         return code if isinstance(code, int) else None
 
 
+class _Unconverted(TypeEngine[str]):
+    """Text that is sent and read as bytes of UTF-8. The server would convert it from and to the connection's
+    character set, which may be smaller, and some of it would be lost, with or without an error."""
+
+    def bind_processor(self, dialect: Dialect) -> Callable[[str | None], Any]:
+        return lambda value: None if value is None else value.encode(errors="surrogateescape")
+
+    def column_expression(self, colexpr: ColumnElement[Any]) -> ColumnElement[Any]:
+        return type_coerce(cast(colexpr, BINARY), self)
+
+    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], str | None]:
+        return lambda value: value.decode() if isinstance(value, bytes) else value
+
+
+class _UnconvertedText(_Unconverted, MEDIUMTEXT):
+    __visit_name__ = "MEDIUMTEXT"
+
+
+class _UnconvertedString(_Unconverted, VARCHAR):
+    __visit_name__ = "VARCHAR"
+
+
 class MySQLStoring(Storing):
     """InnoDB. Text that compares byte for byte is stored as bytes, and times without a time zone."""
 
@@ -64,6 +98,13 @@ class MySQLStoring(Storing):
 
     def long_text(self) -> MEDIUMTEXT:
         return MEDIUMTEXT()
+
+    def unconverted(self, kind: TypeEngine[str]) -> TypeEngine[str]:
+        return (
+            _UnconvertedString(kind.length)
+            if isinstance(kind, String) and kind.length
+            else _UnconvertedText()
+        )
 
     def long_binary(self) -> LONGBLOB:
         return LONGBLOB()

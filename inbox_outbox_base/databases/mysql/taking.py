@@ -27,6 +27,8 @@ from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import TransientError, UnsupportedDatabase, UnusableConnection
 from inbox_outbox_base.tables.inbox import Tables
 
+from . import settings
+
 AnyInsert = TypeVar("AnyInsert", bound=Insert)
 T = TypeVar("T")
 
@@ -188,6 +190,9 @@ class MySQLTaking(Taking):
 
     def size(self, connection: Connection, tables: Tables) -> int:
         return int(connection.execute(_SIZE, {"name": tables.message.name}).scalar_one())
+
+    def unusable_setting(self, driver: Any) -> str | None:
+        return settings.unusable(driver)
 
     def is_autocommit(self, connection: Connection) -> bool:
         return bool(_driver(connection).get_autocommit())

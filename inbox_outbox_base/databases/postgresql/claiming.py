@@ -4,6 +4,7 @@ The lock of a record writes nothing: a claim's ON CONFLICT waits for a transacti
 record, but not for one that has only locked it.
 """
 
+import json
 import re
 from datetime import datetime
 from functools import cache
@@ -12,6 +13,7 @@ from typing import Any
 from sqlalchemy import (
     Connection,
     Select,
+    Text,
     Update,
     bindparam,
     cast,
@@ -21,7 +23,7 @@ from sqlalchemy import (
     tuple_,
     update,
 )
-from sqlalchemy.dialects.postgresql import JSONB, insert
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 
@@ -63,7 +65,8 @@ def _lock_timeout(element: lock_timeout, compiler: SQLCompiler, **kw: Any) -> st
 @cache
 def add_or_look(tables: Tables) -> Select[Any]:
     """A new record's token and time, or the existing record, read without lock or write. The record is one
-    value, because a driver's work grows with the columns. If the existing record is purged while the
+    value, because a driver's work grows with the columns; it is text, because applications may have their own
+    way to read JSON. If the existing record is purged while the
     statement runs, both could be seen; only the new one is returned."""
     c = tables.status.c
     values = new_values(tables)
@@ -75,12 +78,12 @@ def add_or_look(tables: Tables) -> Select[Any]:
         .returning(c.token, c.created_at)
         .cte("added")
     )
-    record = cast(func.to_jsonb(tables.status.table_valued()), JSONB)
+    record = cast(func.to_jsonb(tables.status.table_valued()), Text)
     found = select(null().label("token"), utcnow().label("now"), record.label("record")).where(
         *(c[name] == bindparam(name, type_=c[name].type) for name in IDENTITY),
         ~select(added.c.token).exists(),
     )
-    new = select(added.c.token, added.c.created_at.label("now"), cast(null(), JSONB).label("record"))
+    new = select(added.c.token, added.c.created_at.label("now"), cast(null(), Text).label("record"))
     return new.union_all(found)  # type: ignore[return-value]
 
 
@@ -129,8 +132,9 @@ class PostgreSQLClaiming(Claiming):
         return connection.execute(record_step(tables), step).rowcount == 1
 
 
-def _fields(found: dict[str, Any]) -> Fields:
+def _fields(record: str) -> Fields:
     """A record as to_jsonb() returns it."""
+    found: dict[str, Any] = json.loads(record)
     for name in ("claim", "digest", "payload"):
         if found[name] is not None:
             found[name] = _bytes(found[name])

@@ -21,6 +21,7 @@ from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import UnsupportedDatabase
 from inbox_outbox_base.tables.inbox import Tables
 
+from . import settings
 from .numbers import size
 from .taking_statements import (
     MARK,
@@ -152,6 +153,9 @@ class PostgreSQLTaking(Taking):
 
     def risks(self, connection: Connection) -> list[str]:
         return list(connection.scalars(_RISKS))
+
+    def unusable_setting(self, driver: Any) -> str | None:
+        return settings.unusable(driver)
 
     def is_autocommit(self, connection: Connection) -> bool:
         return bool(_driver(connection).autocommit)

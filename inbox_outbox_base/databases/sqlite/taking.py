@@ -1,6 +1,7 @@
 """SQLite: one writer for the whole file, so "in flight" applies to the whole file. If somebody else writes
 for longer than the wait, even a key that nobody takes is in flight. The wait is the busy timeout."""
 
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -12,6 +13,7 @@ from sqlalchemy.dialects.sqlite import Insert, insert
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.elements import ColumnElement
 
+from inbox_outbox_base.checks.samples import name_of
 from inbox_outbox_base.databases import taking_statements
 from inbox_outbox_base.databases.taking import Attempt, KeyBatch, Stored, Taking, pooled
 from inbox_outbox_base.databases.taking_statements import Aging
@@ -88,6 +90,13 @@ class SQLiteTaking(Taking):
     def size(self, connection: Connection, tables: Tables) -> int:
         pages: int = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
         return pages * int(connection.exec_driver_sql("PRAGMA page_size").scalar_one())
+
+    def unusable_setting(self, driver: Any) -> str | None:
+        if driver.row_factory not in (None, sqlite3.Row):
+            return f"row_factory={name_of(driver.row_factory)}: expected None"
+        if driver.text_factory is not str:
+            return f"text_factory={name_of(driver.text_factory)}: expected str"
+        return None
 
     def is_autocommit(self, connection: Connection) -> bool:
         # Perhaps only a listener for SQLAlchemy's begin event sends BEGIN: before it has run, the driver

@@ -1,0 +1,50 @@
+"""PostgreSQL: settings of a driver's connection under which our values would be damaged."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from inbox_outbox_base.checks.samples import is_kept, name_of
+
+_ENCODINGS = ("server_encoding", "client_encoding")
+_READ = {
+    "text": (25, b"a\xc5\x82", "a\u0142"),
+    "varchar": (1043, b"a\xc5\x82", "a\u0142"),
+    "bytea": (17, b"\\xff", b"\xff"),
+    "timestamptz": (1184, b"2000-01-02 03:04:05.000006+00", datetime(2000, 1, 2, 3, 4, 5, 6, UTC)),
+    "bool": (16, b"t", True),
+    "int2": (21, b"1", 1),
+    "int4": (23, b"1", 1),
+    "int8": (20, b"1", 1),
+    "float8": (701, b"1.5", 1.5),
+}
+"""By type: its oid, what the server sends, and what the driver makes of it."""
+
+
+def unusable(driver: Any) -> str | None:
+    """See `Taking.unusable_setting`."""
+    from psycopg.adapt import PyFormat
+    from psycopg.pq import Format
+    from psycopg.rows import namedtuple_row, tuple_row
+
+    for name in _ENCODINGS:
+        value = _reported(driver, name)
+        if value != "UTF8":
+            return f"{name}={value!r}: expected 'UTF8'"
+    style = _reported(driver, "DateStyle")
+    if not style.startswith("ISO"):
+        return f"DateStyle={style!r}: expected 'ISO'"
+    if driver.row_factory not in (tuple_row, namedtuple_row):
+        return f"row_factory={name_of(driver.row_factory)}: expected tuple_row"
+    for kind, (oid, sent, expected) in _READ.items():
+        loader = driver.adapters.get_loader(oid, Format.TEXT)
+        if not is_kept(loader(oid, driver).load, sent, expected):
+            return f"loader of {kind}={name_of(loader)}: it must read {sent!r} as {expected!r}"
+    dumper = driver.adapters.get_dumper(str, PyFormat.AUTO)
+    if not is_kept(lambda text: bytes(dumper(str, driver).dump(text)), "a\u0142", b"a\xc5\x82"):
+        return f"dumper of str={name_of(dumper)}: it must write text as UTF-8"
+    return None
+
+
+def _reported(driver: Any, name: str) -> str:
+    """A setting that the server reports whenever it changes."""
+    return (driver.pgconn.parameter_status(name.encode()) or b"").decode()

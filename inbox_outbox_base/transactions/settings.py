@@ -1,0 +1,23 @@
+"""A connection whose settings would damage our values is refused when it is first used."""
+
+from sqlalchemy import Connection
+
+from inbox_outbox_base.databases.registry import database_of
+from inbox_outbox_base.errors.inbox import UnusableConnection
+
+_CHECKED = "inbox: our values pass through this connection undamaged"
+
+
+def check(connection: Connection, error: type[Exception] = UnusableConnection) -> None:
+    """Check it once, and send nothing.
+
+    Raises:
+        UnusableConnection: the setting, its value, and what was expected.
+    """
+    info = connection.info  # of the driver's connection, for as long as that lasts
+    if _CHECKED in info:
+        return
+    refused = database_of(connection).unusable_setting(connection.connection.driver_connection)
+    if refused is not None:
+        raise error(refused)
+    info[_CHECKED] = True

@@ -1,0 +1,275 @@
+"""Settings of a session, and of a driver's connection, change nothing that we read; others are refused by
+name when the connection is first used."""
+
+import json
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, NoReturn
+
+import psycopg
+import pytest
+from psycopg.adapt import Loader
+from psycopg.types.json import set_json_loads
+from psycopg.types.string import StrDumper, TextLoader
+from pymysql.constants import FIELD_TYPE
+from pymysql.converters import conversions
+from sqlalchemy import Column, Engine, Integer, MetaData, Table, create_engine, event, insert, text
+
+from inbox import Inbox, SqlStore, StatusInbox, Verdict
+from inbox.errors import UnusableConnection
+from inbox.schema import metadata
+from outbox import Accepted, Envelope, Outbox, Outcome, Refused, Relay, peek
+from outbox.errors import UnusableConnection as OutboxUnusableConnection
+from tests.support.database import Database
+from tests.support.on_servers import on
+from tests.support.outbox_publishers import Recorder
+
+WORDS = "Łukasz 😀 \\ ' \" % _ %s"
+INBOX = Inbox("billing", retention=timedelta(days=3))
+REFUSAL = f"the schema check failed: {WORDS}"
+
+OF_POSTGRESQL = [
+    "timezone='America/St_Johns'",
+    "bytea_output='escape'",
+    "standard_conforming_strings=off",
+    "intervalstyle='iso_8601'",
+    "extra_float_digits=-15",
+    "default_transaction_isolation='serializable'",
+    "search_path='nowhere', public",
+    "transform_null_equals=on",
+    "array_nulls=off",
+]
+OF_MYSQL = [
+    "time_zone='+05:30'",
+    "sql_mode=''",
+    "sql_mode='ANSI'",
+    "sql_mode='TRADITIONAL,NO_BACKSLASH_ESCAPES,PIPES_AS_CONCAT'",
+    "sql_mode='NO_ZERO_DATE,NO_UNSIGNED_SUBTRACTION'",
+    "autocommit=0",
+    "sql_auto_is_null=1",
+    "character_set_results=latin1",
+    "NAMES latin1",
+    "NAMES utf8",
+    "collation_connection=utf8mb4_turkish_ci",
+    "auto_increment_increment=3",
+]
+
+
+def works(engine: Engine, key: str, elsewhere: Engine) -> None:
+    """All that is written on one engine is read as it was, on it and on another one."""
+    exactly_once(engine, key, elsewhere)
+    status_mode(engine, key, elsewhere)
+    outbox(engine, key, elsewhere)
+
+
+def exactly_once(engine: Engine, key: str, elsewhere: Engine) -> None:
+    result = {"name": WORDS, "when": "2020-01-01", "sum": 1.5}
+    with INBOX.transaction(engine, key, WORDS) as work:
+        assert work.is_new
+        work.result = result
+    for each in (engine, elsewhere):
+        with INBOX.transaction(each, key, WORDS) as work:
+            assert (work.verdict, work.result) == (Verdict.DUPLICATE, result)
+    keys = [f"{key} {number}" for number in range(3)]
+    for verdict in (Verdict.NEW, Verdict.DUPLICATE):
+        with engine.begin() as connection:
+            assert INBOX.accept_many(connection, keys, keys) == [verdict] * 3
+    for days, verdict in ((4, Verdict.TOO_OLD), (2.9, Verdict.NEW)):
+        time = datetime.now(UTC) - timedelta(days=days)
+        with engine.begin() as connection:
+            assert INBOX.accept(connection, f"{key} {days}", message_time=time) is verdict
+
+
+def status_mode(engine: Engine, key: str, elsewhere: Engine) -> None:
+    inbox = StatusInbox("calls", store=SqlStore(engine))
+    with pytest.raises(RuntimeError), inbox.claim(key, payload=WORDS) as claim:  # noqa: PT012
+        claim.step(WORDS, lambda: WORDS)
+        raise RuntimeError(WORDS)
+    with inbox.claim(key, payload=WORDS) as claim:
+        assert claim.step(WORDS, lambda: None) == WORDS
+        claim.transact("book", lambda _: WORDS, source=engine)
+        claim.result = WORDS
+    with inbox.claim(key, payload=WORDS) as claim:
+        assert claim.result == WORDS
+    record = SqlStore(elsewhere).find("calls", key)
+    assert record is not None
+    assert record == SqlStore(engine).find("calls", key)
+    assert WORDS in json.loads(record.history or "")[0]["error"]
+    assert abs(datetime.now(UTC) - record.updated_at) < timedelta(minutes=1)
+
+
+def outbox(engine: Engine, key: str, elsewhere: Engine) -> None:
+    def answer(message: Envelope) -> Outcome:
+        return Accepted() if message.key == key else Refused(REFUSAL)
+
+    with engine.begin() as connection:
+        for each in (key, f"{key} refused"):
+            Outbox().publish(connection, topic=key, payload=WORDS, key=each, headers={"h": WORDS})
+    publisher = Recorder(answer)
+    Relay(engine, publisher).run_once()
+    assert {(each.key, each.payload, each.headers["h"]) for each in publisher.sent} == {
+        (each, WORDS.encode(), WORDS) for each in (key, f"{key} refused")
+    }
+    for place in (engine, elsewhere):
+        (dead,) = peek(place, topic=key, state="dead")
+        assert (dead.error, dead.headers) == (REFUSAL, {"h": WORDS})
+
+
+def with_setting(database: Database, setting: str, **options: Any) -> Engine:
+    """An engine whose sessions begin with this SET."""
+
+    def connected(driver: Any, _: object) -> None:
+        driver.cursor().execute(f"SET {setting}")
+        driver.commit()
+
+    engine = database.engine(**options)
+    event.listen(engine, "connect", connected)
+    return engine
+
+
+def prepared(database: Database, prepare: Callable[[Any], object]) -> Engine:
+    """An engine whose driver's connections are prepared like this."""
+    engine = database.engine()
+
+    def connected(driver: Any, _: object) -> None:
+        prepare(driver)
+        driver.commit()
+
+    event.listen(engine, "connect", connected)
+    return engine
+
+
+@on("postgresql", "mariadb")
+def test_settings_that_change_nothing(migrated: Database) -> None:
+    """Time zones, SQL modes, character sets, isolation levels and ways to write values change nothing."""
+    elsewhere = migrated.engine()
+    for setting in OF_POSTGRESQL if migrated.name == "postgresql" else OF_MYSQL:
+        engine = with_setting(migrated, setting)
+        works(engine, f"{setting} {WORDS}", elsewhere)
+        engine.dispose()
+
+
+@on("mariadb")
+def test_character_sets_of_the_driver(migrated: Database) -> None:
+    """Nor does a smaller character set in the URL, in strict mode or not."""
+    elsewhere = migrated.engine()
+    for charset in ("utf8", "latin1", "ascii", "gbk"):
+        engine = migrated.engine_at(migrated.url.update_query_dict({"charset": charset}))
+        works(engine, f"{charset} {WORDS}", elsewhere)
+        engine.dispose()
+
+
+def fails(*_: Any, **__: Any) -> NoReturn:
+    """What an application's own function for JSON must not be called for."""
+    raise AssertionError
+
+
+@on("postgresql", "mariadb")
+def test_json_functions_of_the_application(migrated: Database) -> None:
+    """The application's own functions for JSON are not called for our values."""
+    engine = migrated.engine(json_deserializer=fails, json_serializer=fails)
+    if migrated.name == "postgresql":
+        event.listen(engine, "connect", lambda driver, _: set_json_loads(fails, driver))
+    works(engine, WORDS, migrated.engine())
+
+
+class Upper(TextLoader):
+    """Reads text in upper case."""
+
+    def load(self, data: Any) -> str:
+        return str(super().load(data)).upper()
+
+
+class AsText(Loader):
+    """Reads anything as text."""
+
+    def load(self, data: Any) -> str:
+        return bytes(data).decode()
+
+
+class UpperDumper(StrDumper):
+    """Writes text in upper case."""
+
+    def dump(self, obj: Any) -> Any:
+        return super().dump(obj.upper())
+
+
+REFUSED: Mapping[str, Callable[[Any], object]] = {
+    "client_encoding='LATIN1'": lambda driver: driver.execute("SET client_encoding = 'LATIN1'"),
+    "DateStyle='SQL, DMY'": lambda driver: driver.execute("SET datestyle = 'SQL, DMY'"),
+    "row_factory=dict_row": lambda driver: setattr(driver, "row_factory", psycopg.rows.dict_row),
+    "loader of text=Upper": lambda driver: driver.adapters.register_loader("text", Upper),
+    "loader of int8=AsText": lambda driver: driver.adapters.register_loader("int8", AsText),
+    "loader of timestamptz=AsText": lambda driver: driver.adapters.register_loader("timestamptz", AsText),
+    "dumper of str=UpperDumper": lambda driver: driver.adapters.register_dumper(str, UpperDumper),
+}
+
+
+def is_refused(engine: Engine, setting: str) -> None:
+    """Each part refuses the engine with this text, and nothing is written."""
+    with pytest.raises(UnusableConnection, match=setting), INBOX.transaction(engine, "a"):
+        pass
+    with pytest.raises(UnusableConnection, match=setting):
+        SqlStore(engine).now()
+    with pytest.raises(OutboxUnusableConnection, match=setting):
+        Relay(engine, Recorder()).run()
+    with pytest.raises(OutboxUnusableConnection, match=setting), engine.begin() as connection:
+        Outbox().publish(connection, topic="orders", payload="a")
+
+
+def test_what_is_refused_on_postgresql(postgres: Database) -> None:
+    """Settings under which values would be read or written wrongly are refused by name and value."""
+    for setting, prepare in REFUSED.items():
+        engine = prepared(postgres, prepare)
+        is_refused(engine, setting)
+        engine.dispose()
+
+
+def test_another_encoding_of_the_database(postgres: Database) -> None:
+    """A database whose encoding is not UTF8 is refused."""
+    name = f"{postgres.url.database}_latin1"
+    of_latin1 = f"CREATE DATABASE {name} TEMPLATE template0 ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C'"
+    with postgres.engine(isolation_level="AUTOCOMMIT").connect() as connection:
+        connection.execute(text(of_latin1))
+        engine = create_engine(postgres.url.set(database=name))
+        metadata.create_all(engine)
+        is_refused(engine, "server_encoding='LATIN1'")
+        engine.dispose()
+        connection.execute(text(f"DROP DATABASE {name}"))
+
+
+@on("mariadb")
+def test_what_is_refused_on_mariadb(migrated: Database) -> None:
+    """The same for PyMySQL's converters, and for its older literals in a small character set."""
+    for kind, convert in ((FIELD_TYPE.DATETIME, str), (FIELD_TYPE.LONGLONG, float)):
+        engine = migrated.engine(connect_args={"conv": {**conversions, kind: convert}})
+        is_refused(engine, f"conv: it must read type {kind}")
+        engine.dispose()
+
+
+def test_what_is_refused_on_sqlite(sqlite: Database) -> None:
+    """The same for the module's factories."""
+    for name, factory in (("text_factory", bytes), ("row_factory", dict)):
+        engine = prepared(sqlite, lambda driver, name=name, factory=factory: setattr(driver, name, factory))  # type: ignore[misc]
+        with (
+            pytest.raises(UnusableConnection, match=f"{name}={factory.__name__}"),
+            INBOX.transaction(engine, "a"),
+        ):
+            pass
+        engine.dispose()
+
+
+@on("mariadb")
+def test_the_last_insert_id(migrated: Database) -> None:
+    """A duplicate changes LAST_INSERT_ID(); the id in the result of the application's own INSERT is right."""
+    engine = migrated.engine()
+    head = Table("head", MetaData(), Column("id", Integer, primary_key=True))
+    head.create(engine)
+    with INBOX.transaction(engine, "a"):
+        pass
+    with engine.begin() as connection:
+        connection.execute(text("ALTER TABLE head AUTO_INCREMENT = 77"))
+        added = connection.execute(insert(head))
+        assert INBOX.accept(connection, "a") is Verdict.DUPLICATE
+        assert connection.execute(text("SELECT LAST_INSERT_ID()")).scalar_one() == 1
+        assert added.inserted_primary_key == (77,)
