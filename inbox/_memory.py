@@ -40,8 +40,13 @@ class Known:
         return Outcome(verdict, json.loads(self.result or "null") if has_result else None)
 
 
+LARGEST = 64_000_000
+"""The most characters of results that a memory holds."""
+
+
 class Memory:
-    """The most recently used messages, at most `count`, each for a limited time. Thread-safe.
+    """The most recently used messages, at most `count`, each for a limited time; fewer if their results are
+    large. Thread-safe.
 
     It is empty in the child of a fork, and in a process to which it was sent.
     """
@@ -61,11 +66,13 @@ class Memory:
         if self._process != os.getpid():
             self._forget()
         with self._lock:
-            # Out of the dictionary and back in: it keeps the order of insertion.
-            found = self._known.pop(key, None)
-            if found is None or found[1] < clock.now():
+            found = self._known.get(key)
+            if found is None:
                 return None
-            self._known[key] = found  # moves it to the end: the most recently used
+            if found[1] < clock.now():
+                self._drop(key)
+                return None
+            self._known[key] = self._known.pop(key)  # moves it to the end: the most recently used
             return found[0]
 
     def remember(self, key: Hashable, known: Known, seconds: float) -> None:
@@ -73,10 +80,11 @@ class Memory:
         if self._process != os.getpid():
             self._forget()
         with self._lock:
-            self._known.pop(key, None)
+            self._drop(key)
             self._known[key] = known, clock.now() + seconds
-            if len(self._known) > self._count:
-                del self._known[next(iter(self._known))]
+            self._size += len(known.result or "")
+            while len(self._known) > self._count or self._size > LARGEST:
+                self._drop(next(iter(self._known)))
 
     def see(self, key: Hashable, claim: bytes, transaction: RootTransaction) -> bool:
         """Note that this transaction sees the row of this claim. Return whether the row is certainly
@@ -95,12 +103,18 @@ class Memory:
                 del self._seen[next(iter(self._seen))]
             return False
 
+    def _drop(self, key: Hashable) -> None:
+        dropped = self._known.pop(key, None)
+        if dropped is not None:
+            self._size -= len(dropped[0].result or "")
+
     def _forget(self) -> None:
         self._process = os.getpid()
         # A new one: in a forked child, the old one may be held by a thread that does not exist there.
         self._lock = threading.Lock()
         self._seen: dict[Hashable, tuple[bytes, ReferenceType[RootTransaction]]] = {}
         self._known: dict[Hashable, tuple[Known, float]] = {}
+        self._size = 0
 
 
 def place_of(bind: Engine | Connection, key: str) -> Hashable:

@@ -170,27 +170,26 @@ class AsyncInbox(Consumer, Listens[AsyncListener]):
         check_source(source, async_kinds())
 
         def decorate(body: Callable[[Any, M], Awaitable[Any]]) -> Callable[[M], Awaitable[Outcome]]:
-            async def once(message: M) -> Outcome:
-                async with self.transaction(
-                    source,
-                    key(message),
-                    payload and payload(message),
-                    message_time=message_time and message_time(message),
-                    bind_arguments=bind_arguments,
-                ) as work:
-                    if work.is_new:
-                        work.result = await body(handle_of(work), message)
-                return Outcome(work.verdict, work.result)
-
             @functools.wraps(body)
             async def handle_message(message: M) -> Outcome:
-                async def once_or_remembered() -> Outcome:
-                    return self._remembered(source, key, payload, message) or await once(message)
+                # Once, whatever the options: a function may take from the message, or read a stream.
+                its_key, its_payload = key(message), payload and payload(message)
+                its_time = message_time and message_time(message)
+
+                async def once() -> Outcome:
+                    if (known := self._remembered(source, its_key, its_payload)) is not None:
+                        return known
+                    async with self.transaction(
+                        source, its_key, its_payload, message_time=its_time, bind_arguments=bind_arguments
+                    ) as work:
+                        if work.is_new:
+                            work.result = await body(handle_of(work), message)
+                    return Outcome(work.verdict, work.result)
 
                 return await retry_async(
-                    once_or_remembered,
+                    once,
                     attempts,
-                    lambda error, attempt: self._decide_retry(error, attempt, key, message),
+                    lambda error, attempt: self._decide_retry(error, attempt, its_key),
                     sleep=asyncio.sleep,
                 )
 

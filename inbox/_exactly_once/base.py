@@ -84,13 +84,7 @@ class Consumer:
             sleep=sleep,
         )
 
-    def _remembered(
-        self,
-        source: object,
-        key: Callable[[Any], Key],
-        payload: Callable[[Any], Any] | None,
-        message: Any,
-    ) -> Outcome | None:
+    def _remembered(self, source: object, key: Key, payload: Any) -> Outcome | None:
         """The answer to a duplicate that this process remembers, if no connection is needed to look it up.
 
         Raises:
@@ -102,11 +96,11 @@ class Consumer:
         # Only an engine tells without a connection which database it uses.
         if not isinstance(engine, Engine):
             return None
-        stored_key = encode_key(key(message))
+        stored_key = encode_key(key)
         known = self._memory.recall(place_of(engine, stored_key))
         if known is None:
             return None
-        outcome = known.outcome(digest(payload(message) if payload else None))
+        outcome = known.outcome(digest(payload))
         if self.hooks:
             self.hooks(Event(kind=OF_VERDICT[outcome.verdict], consumer=self.consumer, key=stored_key))
         if self.on_refusal == "raise":
@@ -118,7 +112,7 @@ class Consumer:
         if transaction.verdict is not Verdict.NEW and self.on_refusal == "raise":
             raise_refusal(transaction.verdict, self.consumer, transaction.key)
 
-    def _decide_retry(self, error: Exception, attempt: int, key: Callable[[Any], Key], message: Any) -> bool:
+    def _decide_retry(self, error: Exception, attempt: int, key: Key) -> bool:
         """Decide whether `handler` tries again, and tell monitoring if it does. A message in flight is not
         retried: the call has already waited for it."""
         if find(error, NotTaken) is not None or not is_worth_another_try(error):
@@ -128,7 +122,7 @@ class Consumer:
                 Event(
                     kind=EventKind.RETRIED,
                     consumer=self.consumer,
-                    key=encode_key(key(message)),
+                    key=encode_key(key),
                     attempt=attempt,
                     error=describe(error),
                 )

@@ -229,24 +229,24 @@ class Inbox(Consumer, Listens[Listener]):
         check_source(source, SYNC)
 
         def decorate(body: Callable[[Any, M], Any]) -> Callable[[M], Outcome]:
-            def once(message: M) -> Outcome:
-                with self.transaction(
-                    source,
-                    key(message),
-                    payload and payload(message),
-                    message_time=message_time and message_time(message),
-                    bind_arguments=bind_arguments,
-                ) as work:
-                    if work.is_new:
-                        work.result = body(handle_of(work), message)
-                return Outcome(work.verdict, work.result)
-
             @functools.wraps(body)
             def handle_message(message: M) -> Outcome:
+                # Once, whatever the options: a function may take from the message, or read a stream.
+                its_key, its_payload = key(message), payload and payload(message)
+                its_time = message_time and message_time(message)
+
+                def once() -> Outcome:
+                    if (known := self._remembered(source, its_key, its_payload)) is not None:
+                        return known
+                    with self.transaction(
+                        source, its_key, its_payload, message_time=its_time, bind_arguments=bind_arguments
+                    ) as work:
+                        if work.is_new:
+                            work.result = body(handle_of(work), message)
+                    return Outcome(work.verdict, work.result)
+
                 return retry(
-                    lambda: self._remembered(source, key, payload, message) or once(message),
-                    attempts,
-                    lambda error, attempt: self._decide_retry(error, attempt, key, message),
+                    once, attempts, lambda error, attempt: self._decide_retry(error, attempt, its_key)
                 )
 
             looks = looking_at(source, self.tables.message, bind_arguments)

@@ -13,13 +13,14 @@ from sqlalchemy.exc import DBAPIError
 from inbox._status_mode.stores import Status
 from inbox_outbox_base.calls.retry import retry
 from inbox_outbox_base.checks import options
-from inbox_outbox_base.checks.retention import Retention
+from inbox_outbox_base.checks.retention import SKEW, Retention
 from inbox_outbox_base.databases import taking_statements
 from inbox_outbox_base.databases.missing import raise_clearer
 from inbox_outbox_base.databases.registry import taking
 from inbox_outbox_base.databases.taking import Taking
 from inbox_outbox_base.databases.taking_statements import Aging
 from inbox_outbox_base.errors import codes
+from inbox_outbox_base.errors.inbox import InvalidOption
 from inbox_outbox_base.monitoring.events import Event, EventKind, Hook, Hooks
 from inbox_outbox_base.tables.inbox import Tables, tables
 from inbox_outbox_base.transactions.connect import on_connection
@@ -101,7 +102,8 @@ def purge(
 
     Raises:
         InvalidOption: an argument cannot be used, or a time is shorter than the stored one, without
-            `override`; nothing was deleted.
+            `override`; or the clocks of the database and of this machine differ by more than a day. Nothing
+            was deleted.
         TablesMissing: the tables do not exist.
     """
     options.count("batch", batch)
@@ -151,7 +153,14 @@ class _PurgeRun:
         return Purged(self.rows, self.batches, seconds, finished, self.kept.assumed)
 
     def now(self) -> datetime:
-        return self._transact(self.tables.message, self.database.now)
+        """The database's clock, if this machine's clock confirms it: what it deletes is gone."""
+        now, here = self._transact(self.tables.message, self.database.now), datetime.now(UTC)
+        if abs(now - here) > SKEW:
+            raise InvalidOption(
+                f"engine: the database's clock says {now:%Y-%m-%d %H:%M}, and this machine's "
+                f"{here:%Y-%m-%d %H:%M} (UTC): expected at most a day between them; nothing was deleted"
+            )
+        return now
 
     def policies(self, consumer: str | None) -> dict[str, Policy]:
         """The stored policies. Rows that add nothing to another one are deleted."""

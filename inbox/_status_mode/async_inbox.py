@@ -44,9 +44,10 @@ class AsyncStatusInbox(StatusConsumer, Listens[AsyncListener]):
     @property
     def _heartbeats(self) -> LoopHeartbeats:
         """This event loop's heartbeats."""
-        if self._beats is None or not self._beats.is_here:
-            self._beats = LoopHeartbeats(self._schedule())
-        return self._beats
+        beats = self._beats  # a loop in another thread may replace it at any time
+        if beats is None or not beats.is_here:
+            beats = self._beats = LoopHeartbeats(self._schedule())
+        return beats
 
     def claim(
         self,

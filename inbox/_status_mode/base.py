@@ -235,7 +235,7 @@ def _as_bytes(payload: Any) -> bytes | None:
     else:
         try:
             kept = compact_json(payload).encode()
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InvalidOption(f"payload: expected bytes, str or a JSON value: {error}") from None
     if len(kept) > LARGEST_PAYLOAD:
         raise InvalidOption(

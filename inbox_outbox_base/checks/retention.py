@@ -10,7 +10,7 @@ MARGIN = timedelta(minutes=1)
 finds its row."""
 
 
-_SKEW = timedelta(days=1)
+SKEW = timedelta(days=1)
 """The largest error assumed of a worker's clock."""
 
 
@@ -59,7 +59,7 @@ class Retention:
 
     def surely_covers(self, made: datetime) -> bool:
         """Whether the worker's own clock is enough to tell that a message is young enough."""
-        return datetime.now(UTC) - made < self.duration - _SKEW
+        return datetime.now(UTC) - made < self.duration - SKEW
 
     def horizon(self, now: datetime, oldest_unconsumed: datetime | None = None) -> datetime:
         """Rows accepted before this point in time may be deleted.

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 from inbox import AsyncInbox, EventKind, Inbox, Verdict
-from inbox.errors import InvalidOption, PayloadMismatch
+from inbox.errors import InvalidOption, PayloadMismatch, TransientError
 from inbox.schema import metadata
 from tests.support import accounts
 from tests.support.database import Database
@@ -222,6 +222,39 @@ def test_nothing_is_remembered_unless_asked_for(engine: Engine) -> None:
         with inbox.transaction(engine, "a") as work:
             assert work.verdict is Verdict.DUPLICATE
         assert len(sent) > before
+
+
+@on_sqlite
+def test_large_results(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results together have a limit: beyond it, the message that was looked up longest ago is forgotten."""
+    monkeypatch.setattr("inbox._memory.LARGEST", 250)
+    inbox = Inbox("billing", remember=10)
+    handle = inbox.handler(engine, key=str)(lambda connection, message: "x" * 98)
+    for key in ("a", "b", "a", "c"):
+        handle(key)
+    with silent(engine):
+        assert [handle(key).verdict for key in ("a", "c")] == [Verdict.DUPLICATE] * 2
+    with pytest.raises(AssertionError), silent(engine):
+        handle("b")
+
+
+@on_sqlite
+def test_the_functions_of_a_message_are_called_once(engine: Engine) -> None:
+    """With remember= and hooks as without, `key=`, `payload=` and `message_time=` are called once: they may
+    take something out of the message."""
+    inbox = Inbox("billing", remember=10, on_event=lambda _: None)
+    runs: list[int] = []
+
+    def body(connection: Connection, message: dict[str, str]) -> None:
+        runs.append(1)
+        if len(runs) == 1:
+            raise TransientError
+
+    handle = inbox.handler(
+        engine, key=lambda message: message.pop("key"), payload=lambda message: message.pop("payload")
+    )(body)
+    assert handle({"key": "a", "payload": "x"}).verdict is Verdict.NEW
+    assert len(runs) == 2
 
 
 def test_an_invalid_number_is_refused() -> None:

@@ -59,11 +59,16 @@ def test_without_a_result_duplicates_get_none(sqlite: Database) -> None:
             assert (work.verdict, work.result) == (verdict, None)
 
 
+def nested(depth: int) -> list[Any]:
+    """A list in a list in a list, and so on."""
+    return functools.reduce(lambda inner, _: [inner], range(depth), [])
+
+
 def test_an_invalid_result_is_refused(sqlite: Database) -> None:
     """A result that JSON cannot represent, or that is too large, is an error, and nothing at all is
     written."""
     inbox, engine = Inbox("billing"), sqlite.engine()
-    for result in (object(), {1, 2}, float("nan"), "x" * 1_000_001):
+    for result in (object(), {1, 2}, float("nan"), "x" * 1_000_001, nested(5_000)):
         with (
             case(result),
             pytest.raises(InvalidResult, match="result"),

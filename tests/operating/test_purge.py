@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Connection, Engine, delete, event, insert, select
 
 from inbox import AsyncInbox, Inbox, Purged, Retention, Verdict, purge, show, status
-from inbox.errors import TablesMissing
+from inbox.errors import InvalidOption, TablesMissing
 from inbox.schema import tables
 from tests.support.database import Database
 from tests.support.on_servers import WITH_WRITERS, on
@@ -54,6 +54,24 @@ def test_only_old_rows_are_deleted(migrated: Database) -> None:
     assert left(engine) == sorted([keys[1], keys[2], keys[4]])
     assert (done.rows, done.finished) == (2, True)
     assert purge(engine).rows == 0
+
+
+@on("mariadb")
+def test_a_clock_that_is_far_off(migrated: Database) -> None:
+    """If the clocks of the database and of this machine differ by more than a day, nothing is deleted."""
+    fill(migrated.engine(), [timedelta(days=1)])
+    for days in (10, -10):
+        engine = migrated.engine()
+        event.listen(
+            engine,
+            "connect",
+            lambda driver, _, days=days: driver.cursor().execute(
+                f"SET timestamp = UNIX_TIMESTAMP() + {days * 86_400}"
+            ),
+        )
+        with pytest.raises(InvalidOption, match="the database's clock says"):
+            purge(engine)
+    assert len(left(migrated.engine())) == 1
 
 
 def test_batches_oldest_first(engine: Engine) -> None:

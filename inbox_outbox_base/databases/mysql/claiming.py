@@ -4,7 +4,7 @@ from functools import cache
 from typing import Any
 
 from sqlalchemy import Connection
-from sqlalchemy.dialects.mysql import Insert, insert
+from sqlalchemy.dialects.mysql import Insert
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 
@@ -12,7 +12,7 @@ from inbox_outbox_base.databases.claiming import Claiming
 from inbox_outbox_base.databases.claiming_statements import clock_token, new_values
 from inbox_outbox_base.tables.inbox import Tables
 
-from .taking import or_tell
+from .taking import TellingInsert
 
 
 @compiles(clock_token, "mysql", "mariadb")
@@ -23,7 +23,7 @@ def _clock_token(element: clock_token, compiler: SQLCompiler, **kw: Any) -> str:
 @cache
 def add(tables: Tables) -> Insert:
     """A new record, unless there is one."""
-    return or_tell(insert(tables.status).values(new_values(tables)))
+    return TellingInsert(tables.status).values(new_values(tables))
 
 
 class MySQLClaiming(Claiming):

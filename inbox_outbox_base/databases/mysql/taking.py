@@ -13,7 +13,7 @@ from datetime import datetime
 from functools import cache
 from typing import Any, Literal, TypeVar
 
-from sqlalchemy import Connection, CursorResult, Engine, TextClause, func, literal_column, text
+from sqlalchemy import Connection, CursorResult, Engine, TextClause, text
 from sqlalchemy.dialects.mysql import Insert
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
@@ -29,7 +29,6 @@ from inbox_outbox_base.tables.inbox import Tables
 
 from . import settings
 
-AnyInsert = TypeVar("AnyInsert", bound=Insert)
 T = TypeVar("T")
 
 _IN_TRANSACTION = 1
@@ -57,8 +56,25 @@ _SIZE = text(
 )
 
 
-class BoundedInsert(Insert):
-    """An INSERT that waits for locks at most `lock_wait` seconds (MariaDB's SET STATEMENT)."""
+class TellingInsert(Insert):
+    """A taken key keeps its row, and the answer's insert id is 1 instead of 0.
+
+    INSERT IGNORE would take a shared lock on that row: if several wait for a row that is then deleted, all
+    but one would deadlock. ON DUPLICATE KEY UPDATE takes an exclusive lock, so they queue. (SQLAlchemy's own
+    clause for it keeps SQLAlchemy 2.0 from caching the compiled statement.)
+    """
+
+    inherit_cache = True
+
+
+@compiles(TellingInsert, "mysql", "mariadb")
+def _telling_insert(element: TellingInsert, compiler: SQLCompiler, **kw: Any) -> str:
+    insert: str = compiler.visit_insert(element, **kw)  # type: ignore[no-untyped-call]
+    return f"{insert} ON DUPLICATE KEY UPDATE claim = IF(LAST_INSERT_ID(1), claim, claim)"
+
+
+class BoundedInsert(TellingInsert):
+    """The same, and it waits for locks at most `lock_wait` seconds (MariaDB's SET STATEMENT)."""
 
     inherit_cache = True
     # The wait is part of the SQL, so it must be part of the cache key of compiled statements.
@@ -71,33 +87,22 @@ class BoundedInsert(Insert):
 
 @compiles(BoundedInsert, "mysql", "mariadb")
 def _bounded_insert(element: BoundedInsert, compiler: SQLCompiler, **kw: Any) -> str:
-    insert: str = compiler.visit_insert(element, **kw)  # type: ignore[no-untyped-call]
+    insert = _telling_insert(element, compiler, **kw)
     return f"SET STATEMENT innodb_lock_wait_timeout = {element.lock_wait:d} FOR {insert}"
 
 
 @cache
 def add(tables: Tables) -> Insert:
     """Insert the row unless its key was taken."""
-    return or_tell(Insert(tables.message))
+    return TellingInsert(tables.message).values(taking_statements.ROW)
 
 
 @cache
 def add_bounded(tables: Tables, lock_wait: int) -> BoundedInsert:
     """The same, but wait at most this many seconds for a transaction that is taking the key."""
-    statement = or_tell(BoundedInsert(tables.message))
+    statement = BoundedInsert(tables.message).values(taking_statements.ROW)
     statement.lock_wait = lock_wait
     return statement
-
-
-def or_tell(statement: AnyInsert) -> AnyInsert:
-    """A taken key keeps its row, and the answer's insert id is 1 instead of 0.
-
-    INSERT IGNORE would take a shared lock on that row: if several wait for a row that is then deleted, all
-    but one would deadlock. ON DUPLICATE KEY UPDATE takes an exclusive lock, so they queue.
-    """
-    claim = statement.table.c.claim
-    unchanged = getattr(func, "if")(func.last_insert_id(literal_column("1")), claim, claim)
-    return statement.values(taking_statements.ROW).on_duplicate_key_update(claim=unchanged)
 
 
 class MySQLTaking(Taking):
