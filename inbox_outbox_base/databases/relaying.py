@@ -207,12 +207,18 @@ class Relaying:
             found += [row.id for row in rows if (row.sequence, row.id) in names]
         return found
 
-    def forget(self, connection: Connection, letters: Sequence[Letter], *, keep_sent: bool) -> None:
-        """Delete messages that have left, and record them if that is wanted."""
-        for part in parts([letter.sequence for letter in letters]):
-            if keep_sent:
-                connection.execute(relaying_statements.keep_sent(self.tables), {"these": part})
-            connection.execute(relaying_statements.forget(self.tables), {"these": part})
+    def forget(self, connection: Connection, letters: Sequence[Letter], *, keep: float | None) -> None:
+        """Delete messages that have left. With `keep`, record those that this deletes, for so many seconds.
+
+        A message is found by its place and its id: after a failover that lost the last commits, another one
+        may be in its place."""
+        these = [
+            {"bucket_": each.bucket, "sequence_": each.sequence, "id_": each.id, "keep": keep}
+            for each in letters
+        ]
+        if keep is not None:
+            connection.execute(relaying_statements.keep_sent(self.tables), these)
+        connection.execute(relaying_statements.forget(self.tables), these)
 
     def free_ids(self, connection: Connection, ids: Sequence[str]) -> None:
         """Let producers reuse the ids of messages that are gone."""

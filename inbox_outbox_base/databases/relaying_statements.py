@@ -17,6 +17,7 @@ from sqlalchemy import (
     bindparam,
     case,
     delete,
+    exists,
     func,
     insert,
     literal,
@@ -44,6 +45,9 @@ CONTENT = ("id", "bucket", "topic", "key", "payload", "content_type", "headers",
 
 SENT = ("id", "topic", "key", "created_at", "own_id")
 """The columns kept of a message that has left."""
+
+RECORD = (*SENT, "keep_until")
+"""The same with the time until which they are kept."""
 
 
 def _bound(table: Table, *names: str) -> dict[str, ColumnElement[Any]]:
@@ -219,15 +223,22 @@ def fetch(tables: OutboxTables) -> Select[Any]:
 
 @cache
 def forget(tables: OutboxTables) -> Delete:
-    """Delete messages that the broker has, or that have been moved."""
-    return delete(tables.message).where(among(tables.message))
+    """Delete a message that the broker has, or that has been moved."""
+    return delete(tables.message).where(_this(tables))
 
 
 @cache
 def keep_sent(tables: OutboxTables) -> Insert:
-    """Record messages that the broker has, from their rows."""
-    rows = select(*(tables.message.c[name] for name in SENT)).where(among(tables.message))
-    return insert(tables.sent).from_select(SENT, rows)
+    """Record a message that the broker has, from its row, unless its id has a record: somebody else may have
+    written two messages with one id."""
+    is_known = exists(select(literal(1)).where(tables.sent.c.id == tables.message.c.id))
+    row = select(*sent(tables.message.c)).where(_this(tables), ~is_known)
+    return insert(tables.sent).from_select(RECORD, row)
+
+
+def sent(row: Any) -> list[ColumnElement[Any]]:
+    """The record of a message that has left, from the columns of its row; it is kept for `keep` seconds."""
+    return [*(row[name] for name in SENT), in_seconds("keep")]
 
 
 @cache
@@ -311,10 +322,12 @@ def forget_delayed(tables: OutboxTables) -> Delete:
 
 @cache
 def old_sent(tables: OutboxTables) -> Select[Any]:
-    """Some of the oldest records of messages sent more than a number of seconds ago."""
+    """Some of the records of sent messages whose time is over, the oldest first."""
     c = tables.sent.c
-    old = c.sent_at < select(in_seconds("age")).scalar_subquery()
-    return select(c.id, c.own_id).where(old).order_by(c.sent_at).limit(bindparam("limit", type_=Integer))
+    is_over = c.keep_until < _now()
+    return (
+        select(c.id, c.own_id).where(is_over).order_by(c.keep_until).limit(bindparam("limit", type_=Integer))
+    )
 
 
 @cache

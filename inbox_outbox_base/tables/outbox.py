@@ -180,7 +180,8 @@ def _dead(metadata: MetaData) -> Table:
 
 
 def _sent(metadata: MetaData) -> Table:
-    """Sent messages, if the relay keeps a record: the audit compares it with the inbox."""
+    """Sent messages, if the relay keeps a record: the audit compares it with the inbox. Its time is stored,
+    so that every relay can delete it, whatever its own options are."""
     sent = Table(
         "outbox_sent",
         metadata,
@@ -189,11 +190,13 @@ def _sent(metadata: MetaData) -> Table:
         Column("key", Bytewise(512)),
         Column("created_at", UtcDateTime, nullable=False),
         Column("sent_at", UtcDateTime, nullable=False, server_default=utcnow()),
+        Column("keep_until", UtcDateTime, nullable=False),
         _own_id(),
         PrimaryKeyConstraint("id", name="outbox_sent_pkey"),
         **options(),
     )
     Index("outbox_sent_sent_at", sent.c.sent_at)
+    Index("outbox_sent_keep_until", sent.c.keep_until)
     return sent
 
 

@@ -124,11 +124,13 @@ def upgrade() -> None:
         sa.Column("key", plain_text(512)),
         sa.Column("created_at", plain_time(), nullable=False),
         sa.Column("sent_at", plain_time(), nullable=False, server_default=_now()),
+        sa.Column("keep_until", plain_time(), nullable=False),
         _own_id(),
         sa.PrimaryKeyConstraint("id", name="outbox_sent_pkey"),
         **given,
     )
     op.create_index("outbox_sent_sent_at", "outbox_sent", ["sent_at"], schema=schema)
+    op.create_index("outbox_sent_keep_until", "outbox_sent", ["keep_until"], schema=schema)
     bucket = op.create_table(
         "outbox_bucket",
         sa.Column("bucket", sa.SmallInteger, nullable=False, autoincrement=False),

@@ -35,12 +35,10 @@ def move_due(connection: Connection, database: Relaying, buckets: Sequence[int])
     return math.inf if found.due in (None, NO_TIME) else max(0.0, (found.due - found.now).total_seconds())
 
 
-def forget_sent(connection: Connection, database: Relaying, keep: float | None) -> float:
-    """Delete the oldest records of sent messages; return 0 if there may be more to delete now."""
-    if keep is None:
-        return math.inf
+def forget_sent(connection: Connection, database: Relaying) -> float:
+    """Delete records of sent messages whose time is over; return 0 if there may be more to delete now."""
     tables = database.tables
-    old = connection.execute(relaying_statements.old_sent(tables), {"age": -keep, "limit": _MOVED}).all()
+    old = connection.execute(relaying_statements.old_sent(tables), {"limit": _MOVED}).all()
     if old:
         these = {"these": [row.id for row in old]}
         forgotten = connection.execute(relaying_statements.forget_sent(tables), these).rowcount

@@ -49,8 +49,8 @@ class Relay(RelayLoop[Engine, Publisher]):
         backoff: the delays between sends of a message.
         after_dead: "continue" lets the messages behind a dead letter go on; "hold" blocks its key until an
             operator has decided.
-        keep_sent: how long to keep records of sent messages, for the audit and for ids chosen by producers;
-            None keeps none.
+        keep_sent: how long to keep records of the messages that it sends, for the audit and for ids chosen by
+            producers; None keeps none. Each record has its own time: any relay deletes what is over.
         listen_url: PostgreSQL's own address, needed if the engine connects through a pooler in transaction
             mode: other processes can wake a relay only on a direct connection.
         give_up_after: seconds or `timedelta` from a message's first failed send until it becomes a dead

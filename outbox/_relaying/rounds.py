@@ -154,7 +154,7 @@ class Rounds:
         # Two relays that each move some messages of a key could swap them: each tries to move all of them.
         sources = scanner.crossings.buckets if scanner.crossings.are_several else scanner.buckets
         moved = chores.move_due(connection, self._database, sources)
-        forgotten = chores.forget_sent(connection, self._database, self._settings.keep_sent)
+        forgotten = chores.forget_sent(connection, self._database)
         wait = min(self._settings.tend_every, balanced, moved, forgotten)
         # `committed` applies it: buckets taken in a transaction that fails have to be taken again.
         self._tended[connection] = clock.now() + wait

@@ -39,11 +39,12 @@ class Settlement:
         """Delete accepted messages, put away dead ones, and record when the others are retried."""
         dead = report.dead = []  # emptied, because a retried transaction fills it again
         if report.accepted:
-            keep = self._settings.keep_sent is not None
-            own = [] if keep else [letter for letter in report.accepted if letter.own_id is not None]
+            keep, own = self._settings.keep_sent, list[Letter]()
+            if keep is None:
+                own = [letter for letter in report.accepted if letter.own_id is not None]
             # After the lease expired, a message may have been dropped, and another one may have its id now.
             ids = self._database.left(connection, own) if own else []
-            self._database.forget(connection, report.accepted, keep_sent=keep)
+            self._database.forget(connection, report.accepted, keep=keep)
             self._database.free_ids(connection, ids)
         waits: list[tuple[SentMessage, float]] = []
         for answer in report.others:
@@ -74,7 +75,7 @@ class Settlement:
         else:
             given = {"attempts": end.attempts, "outcome": end.outcome, "error": end.error}
             connection.execute(relaying_statements.bury(self._tables), this | given)
-            self._database.forget(connection, [letter], keep_sent=False)
+            self._database.forget(connection, [letter], keep=None)
         return Death(letter, end.attempts, end.error)
 
 

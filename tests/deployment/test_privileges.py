@@ -72,7 +72,7 @@ def relay(owner: Engine, app: Database) -> None:
         )
         Outbox().publish(connection, "good", "d", id="order-42")
         Outbox().publish(connection, "good", "a", delay=0.001)
-        sent = {"topic": "good", "created_at": OLD, "sent_at": OLD}
+        sent = {"topic": "good", "created_at": OLD, "sent_at": OLD, "keep_until": OLD}
         connection.execute(insert(TABLES.outbox.sent), [sent | {"id": "old", "own_id": True}])
         lost = {"epoch": 1, "name": "lost", "lease_until": OLD, "sending": '{"0": [1]}'}
         connection.execute(insert(TABLES.outbox.relay), lost)

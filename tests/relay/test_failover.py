@@ -12,6 +12,7 @@ from tests.support.outbox_publishers import (
     ACCEPTED,
     TABLES,
     Recorder,
+    count,
     dead,
     names_of,
     publish,
@@ -43,22 +44,43 @@ class Overtaken(Recorder):
         return super().send(batch)
 
 
-@spread("outcome, options", product(OUTCOMES, OPTIONS), elsewhere=len(OPTIONS), where=WITH_WRITERS)
+@spread(
+    "outcome, options",
+    product(OUTCOMES, OPTIONS),
+    elsewhere=len(OPTIONS),
+    where=(*WITH_WRITERS, "sqlite"),
+)
 def test_outcomes_are_not_recorded_for_other_messages(
     engine: Engine, outcome: Outcome, options: dict[str, Any]
 ) -> None:
     """The outcomes of the lost messages are not recorded for the messages that now have their sequences;
-    these are sent, in their first attempt."""
+    these are sent, in their first attempt, and only then there is a record of them."""
     publish(engine, "a1", "b1", "-1")
     publisher = Overtaken(engine, outcome)
     publisher.relay = Relay(engine, publisher, max_attempts=1, **options)
     publisher.relay.run_once()
     assert [row.attempts for row in waiting(engine).values()] == [0]
     assert not dead(engine)
+    assert count(engine, TABLES.sent) == 0
     after = Recorder()
-    assert relay(engine, after) == 3
+    assert relay(engine, after, keep_sent=60) == 3
+    assert count(engine, TABLES.sent) == 3
     assert names_of(after.sent) == ["new"] * 3
     assert {message.attempt for message in after.sent} == {1}
+
+
+def test_two_messages_with_one_id(engine: Engine) -> None:
+    """If another program has written two messages with one id, or one whose id has a record, each is sent,
+    and the relay goes on."""
+    publish(engine, "a1", "b1")
+    with engine.begin() as connection:
+        connection.execute(update(TABLES.message).values(id="one"))
+    assert relay(engine, Recorder(), keep_sent=60) == 2
+    publish(engine, "c1")
+    with engine.begin() as connection:
+        connection.execute(update(TABLES.message).values(id="one"))
+    assert relay(engine, Recorder(), keep_sent=60) == 1
+    assert (count(engine, TABLES.sent), len(waiting(engine))) == (1, 0)
 
 
 @on(*WITH_WRITERS)

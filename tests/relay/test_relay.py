@@ -19,6 +19,7 @@ from tests.support.outbox_publishers import (
     count,
     dead,
     let_backoffs_end,
+    let_records_end,
     name_of,
     names_of,
     publish,
@@ -183,7 +184,8 @@ def test_how_long_the_broker_wants_to_be_left_alone(engine: Engine) -> None:
 
 
 def test_sent_messages_are_recorded_with_keep_sent(engine: Engine) -> None:
-    """With `keep_sent`, a record of each sent message stays for that time; without it there is none."""
+    """With `keep_sent`, a record of each sent message stays for that time, whatever the options of later
+    relays are; any relay then deletes it. Without it there is none."""
     relay(engine, Recorder())
     first, second = publish(engine, "a1", "-2")
     publisher = Recorder({"a1": [Refused("no")]})
@@ -195,9 +197,11 @@ def test_sent_messages_are_recorded_with_keep_sent(engine: Engine) -> None:
     assert (rows[second].topic, rows[second].key) == ("orders", None)
     assert abs(rows[second].sent_at - rows[second].created_at) < timedelta(minutes=5)
     assert len(rows) == 2
-    relay(engine, publisher, keep_sent=timedelta(hours=1))
-    assert count(engine, TABLES.sent) == 2
-    relay(engine, publisher, keep_sent=0)
+    for options in ({"keep_sent": timedelta(hours=1)}, {"keep_sent": 0}, {}):
+        relay(engine, publisher, **options)
+        assert count(engine, TABLES.sent) == 2
+    let_records_end(engine)
+    relay(engine, publisher)
     assert count(engine, TABLES.sent) == 0
 
 

@@ -160,6 +160,12 @@ def let_backoffs_end(engine: Engine) -> None:
         connection.execute(update(TABLES.message).where(later).values(retry_at=past))
 
 
+def let_records_end(engine: Engine) -> None:
+    """Let the time be over for which records of sent messages are kept."""
+    with engine.begin() as connection:
+        connection.execute(update(TABLES.sent).values(keep_until=TABLES.sent.c.created_at))
+
+
 def let_leases_end(engine: Engine) -> None:
     """Expire the leases of relays that have died."""
     past = datetime.now(UTC) - timedelta(days=1)

@@ -14,16 +14,26 @@ from typing import Any
 from sqlalchemy import Connection, Select, and_, bindparam, func, insert, or_, select, text
 from sqlalchemy.exc import IntegrityError
 
-from inbox_outbox_base.databases import relaying_statements
 from inbox_outbox_base.databases.letter import Letter
 from inbox_outbox_base.databases.relaying import Relaying, Scan, ScanResult, Tally, parts
 from inbox_outbox_base.tables.outbox import OutboxTables
 
-_FORGET = text(
-    "DELETE message FROM"
-    " JSON_TABLE(:these, '$[*]' COLUMNS (sequence BIGINT PATH '$[0]', id VARCHAR(128) PATH '$[1]')) AS given"
+_GIVEN = (
+    "JSON_TABLE(:these, '$[*]' COLUMNS (sequence BIGINT PATH '$[0]', id VARCHAR(128) PATH '$[1]')) AS given"
+)
+_THEIR_ROWS = (
     " STRAIGHT_JOIN outbox_message AS message FORCE INDEX (PRIMARY) ON message.sequence = given.sequence"
     " WHERE CAST(message.id AS BINARY) = CAST(given.id AS BINARY)"
+)
+_FORGET = text(f"DELETE message FROM {_GIVEN}{_THEIR_ROWS}")
+_KEEP_SENT = text(
+    # The rows are locked, so that the DELETE finds the same ones; MySQL needs a sub-select for that. IGNORE
+    # is for ids that have a record, since others may have written two messages with one id. The columns have
+    # the same types, so there is no other error to be ignored.
+    "INSERT IGNORE INTO outbox_sent (id, topic, `key`, created_at, own_id, keep_until)"  # noqa: S608 - only constants
+    " SELECT message.id, message.topic, message.`key`, message.created_at, message.own_id,"
+    f" utc_timestamp(6) + INTERVAL :keep SECOND FROM (SELECT * FROM {_GIVEN}) AS given"
+    f"{_THEIR_ROWS} FOR UPDATE"
 )
 
 _FREE_IDS = text(
@@ -91,13 +101,12 @@ class MySQLRelaying(Relaying):
     def _by_bucket(self, read: Select[Any, *tuple[Any, ...]]) -> Select[Any, *tuple[Any, ...]]:
         return _by_bucket_kept(read, self.tables)
 
-    def forget(self, connection: Connection, letters: Sequence[Letter], *, keep_sent: bool) -> None:
+    def forget(self, connection: Connection, letters: Sequence[Letter], *, keep: float | None) -> None:
         for part in parts(letters):
-            if keep_sent:
-                sequences = [letter.sequence for letter in part]
-                connection.execute(relaying_statements.keep_sent(self.tables), {"these": sequences})
-            these = [(letter.sequence, letter.id) for letter in part]
-            connection.execute(_FORGET, {"these": json.dumps(these)})
+            these = json.dumps([(letter.sequence, letter.id) for letter in part])
+            if keep is not None:
+                connection.execute(_KEEP_SENT, {"these": these, "keep": keep})
+            connection.execute(_FORGET, {"these": these})
 
     def take_ids(self, connection: Connection, ids: Sequence[str]) -> set[str]:
         # An INSERT that finds an id locks its row until the transaction ends, and a relay that deletes the id

@@ -99,9 +99,12 @@ class PostgreSQLRelaying(Relaying):
         given = _these(letters) | {"ids": _ids(letters)}
         return list(connection.execute(own.left(self.tables), given).scalars())
 
-    def forget(self, connection: Connection, letters: Sequence[Letter], *, keep_sent: bool) -> None:
-        given = _these(letters) | {"ids": _ids(letters)}
-        connection.execute(own.record_sent(self.tables) if keep_sent else own.forget(self.tables), given)
+    def forget(self, connection: Connection, letters: Sequence[Letter], *, keep: float | None) -> None:
+        given: dict[str, Any] = _these(letters) | {"ids": _ids(letters)}
+        if keep is None:
+            connection.execute(own.forget(self.tables), given)
+        else:
+            connection.execute(own.record_sent(self.tables), given | {"keep": keep})
 
     def writers(self, connection: Connection) -> Writers | None:
         # First the sequence, then the locks: a transaction takes the lock before it draws a sequence.

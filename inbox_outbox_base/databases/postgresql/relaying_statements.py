@@ -199,8 +199,9 @@ def forget(tables: OutboxTables) -> Delete:
 
 @cache
 def record_sent(tables: OutboxTables) -> Insert:
-    """Delete messages that have left, and record them."""
-    gone = (
-        forget(tables).returning(*(tables.message.c[name] for name in relaying_statements.SENT)).cte("gone")
-    )
-    return insert(tables.sent).from_select(relaying_statements.SENT, select(*gone.c))
+    """Delete messages that have left, and record them; somebody else may have written two messages with one
+    id."""
+    names = relaying_statements.SENT
+    gone = forget(tables).returning(*(tables.message.c[name] for name in names)).cte("gone")
+    record = select(*relaying_statements.sent(gone.c))
+    return insert(tables.sent).from_select(relaying_statements.RECORD, record).on_conflict_do_nothing()
