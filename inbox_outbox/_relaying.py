@@ -118,7 +118,7 @@ def drain(
     json: Json = False,
 ) -> None:
     """Send messages to a broker until none can be sent; exit code 4 if some are left, because they are
-    held or paused, or because the time is over."""
+    held, paused or in buckets that do not exist, or because the time is over."""
     options = _options(
         name, schema, batch, lease, poll, max_attempts, after_dead, keep_sent, listen_url, give_up_after
     )
@@ -126,22 +126,25 @@ def drain(
     send_limit = length("send-timeout", send_timeout)
     with engine_at(url, schema) as engine, publisher_at(to, exchange, send_limit) as publisher:
         done = run(engine, publisher, options, until_drained=True, timeout=limit)
-        left = _left(engine, schema)
+        left, stray = _left(engine, schema)
     if json:
-        as_json(asdict(done) | {"left": left})
+        as_json(asdict(done) | {"left": left, "stray": stray})
     else:
         print(f"{_described(done)}; {'an unknown number' if left is None else f'{left:,}'} left")
-    if left != 0:
+        if stray:
+            print(f"{stray:,} messages are in buckets that do not exist: no relay will send them.")
+    if left != 0 or stray != 0:
         raise typer.Exit(UNFINISHED)
 
 
-def _left(engine: Engine, schema: str | None) -> int | None:
-    """The number of messages that wait for a relay; None if the database is unavailable."""
+def _left(engine: Engine, schema: str | None) -> tuple[int | None, int | None]:
+    """The number of messages that wait for a relay, and of stray messages, waiting or delayed; None if the
+    database is unavailable."""
     try:
         found = outbox.status(engine, schema=schema)
     except SQLAlchemyError:
-        return None
-    return found.pending + found.waiting + found.unknown + found.held
+        return None, None
+    return found.pending + found.waiting + found.unknown + found.held, found.stray
 
 
 COMMANDS: dict[str, Callable[..., None]] = {"relay": relay, "drain": drain}

@@ -300,10 +300,10 @@ def can_leave(tables: OutboxTables, *, of_bucket: bool, across: bool) -> Select[
 
 @cache
 def is_due(tables: OutboxTables) -> Select[Any]:
-    """One delayed message, if there is any, that is due."""
-    return (
-        select(literal(1)).where(tables.delayed.c.available_at <= select(utcnow()).scalar_subquery()).limit(1)
-    )
+    """One delayed message, if there is any, that is due. It looks in all existing buckets."""
+    c = tables.delayed.c
+    is_over = c.available_at <= select(utcnow()).scalar_subquery()
+    return select(literal(1)).where(is_over, c.bucket.in_(select(tables.bucket.c.bucket))).limit(1)
 
 
 def _all_topics(tables: OutboxTables) -> ColumnElement[bool]:

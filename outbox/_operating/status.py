@@ -73,7 +73,7 @@ class OutboxStatus:
     buckets: int
     """The number of buckets for new messages."""
     unowned: int
-    """Buckets without a relay: their messages wait."""
+    """Buckets without a relay, or whose relay is lost: their messages wait."""
     paused: tuple[str, ...]
     """Paused topics; "*" is all of them."""
     generations: tuple[GenerationStatus, ...]
@@ -107,18 +107,37 @@ def status(engine: Engine, *, count_up_to: int | None = 100_000, schema: str | N
 
 
 def is_drained(engine: Engine, *, schema: str | None = None) -> bool:
-    """Whether no message can be sent: each waiting message is held, behind a held one of its key, or paused.
-    Delayed messages that are not due yet do not count.
+    """Whether nothing is left to be sent: each waiting message is held, behind a held one of its key, or
+    paused. Delayed messages that are not due yet do not count; stray messages do (`OutboxStatus.stray`),
+    although no relay sends them.
 
     Raises:
         InvalidOption: not an Engine.
         TablesMissing: the tables have not been created.
     """
     all_tables = tables(schema)
-    return transact(engine, all_tables, lambda connection: _is_drained(connection, all_tables))
+    return transact(
+        engine,
+        all_tables,
+        lambda connection: not (_can_leave(connection, all_tables) or _has_stray(connection, all_tables)),
+    )
 
 
-def _is_drained(connection: Connection, tables: OutboxTables) -> bool:
+def can_leave(engine: Engine, *, schema: str | None = None) -> bool:
+    """Whether relays have a message to send: the same without stray messages.
+
+    Raises: the errors of `is_drained`.
+    """
+    all_tables = tables(schema)
+    return transact(engine, all_tables, lambda connection: _can_leave(connection, all_tables))
+
+
+def _has_stray(connection: Connection, tables: OutboxTables) -> bool:
+    gaps = _gaps(generations(connection, tables))
+    return any(_count_in(connection, table, gaps, 1) for table in (tables.message, tables.delayed))
+
+
+def _can_leave(connection: Connection, tables: OutboxTables) -> bool:
     across = len(generations(connection, tables)) > 1
     questions: list[tuple[Select[Any], dict[str, int]]] = [(statements.is_due(tables), {})]
     if marks := relaying(connection.dialect.name, tables).marks(connection):
@@ -127,12 +146,13 @@ def _is_drained(connection: Connection, tables: OutboxTables) -> bool:
         questions += [(of_bucket, {"bucket_": each, "low_": marks.get(each, 0)}) for each in buckets]
     else:
         questions.append((statements.can_leave(tables, of_bucket=False, across=across), {}))
-    return all(connection.execute(*each).first() is None for each in questions)
+    return any(connection.execute(*each).first() is not None for each in questions)
 
 
 def _status(connection: Connection, tables: OutboxTables, most: int | None) -> OutboxStatus:
     owners = connection.execute(statements.buckets(tables)).all()
     relays = connection.execute(statements.relays(tables)).all()
+    alive = {row.epoch for row in relays if row.lease_until >= row.now}
     known = generations(connection, tables) if owners else []
     gaps = _gaps(known)
     stray = _count_in(connection, tables.message, gaps, most)
@@ -150,7 +170,7 @@ def _status(connection: Connection, tables: OutboxTables, most: int | None) -> O
         oldest_age=line.oldest_age,
         relays=tuple(_relay(row) for row in relays),
         buckets=next((len(each.buckets) for each in reversed(known) if each.is_open), 0),
-        unowned=sum(row.epoch is None for row in owners),
+        unowned=sum(row.epoch not in alive for row in owners),
         paused=tuple(sorted(connection.execute(relaying_statements.paused(tables)).scalars())),
         generations=tuple(_generations(connection, tables, known, most)),
         stray=stray + (0 if delayed_is_estimate else _count_in(connection, tables.delayed, gaps, most)),
