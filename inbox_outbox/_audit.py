@@ -14,7 +14,7 @@ import outbox
 from outbox import Audit
 
 from ._connect import Json, Schema, Url, engine_at
-from ._exit import MISSING
+from ._exit import MISSING, UNRECORDED
 from ._print import as_json, duration, grid
 from ._times import length, point
 
@@ -52,7 +52,7 @@ def audit(
     json: Json = False,
 ) -> None:
     """Compare the messages committed to a topic with those a consumer has taken; exit code 6 if some are
-    missing. Sent messages are known only if relays keep records of them (--keep-sent)."""
+    missing, 8 if some may be: sent messages are known only if relays keep records of them (--keep-sent)."""
     with engine_at(url, schema) as engine, _inbox_at(inbox_url, inbox_schema) as inbox_engine:
         found = outbox.audit(
             engine,
@@ -71,7 +71,7 @@ def audit(
     else:
         _print_audit(found)
     if not found.is_complete:
-        raise typer.Exit(MISSING)
+        raise typer.Exit(MISSING if found.is_missing_some else UNRECORDED)
 
 
 @contextmanager
@@ -102,10 +102,11 @@ def _print_audit(found: Audit) -> None:
                 for each in found.missing
             ],
         )
-    if found.sent_since is None:
+    if found.unrecorded_until is not None:
         print(
-            "No relay has kept a record of what it sent (--keep-sent): only messages in the outbox are known."
+            f"Until {found.unrecorded_until.isoformat()}, messages may have left without a record: sent by a "
+            "relay without --keep-sent, dropped, or purged. They are not counted."
         )
-    elif any(each.state == "sent" for each in found.missing) and found.taken_since is not None:
+    if any(each.state == "sent" for each in found.missing) and found.taken_since is not None:
         when = found.taken_since.isoformat()
         print(f"The inbox's oldest row is from {when}: it may have forgotten messages sent earlier.")

@@ -14,6 +14,8 @@ MISSING = 6
 """`audit`: a committed message is not sent, dead or not taken."""
 LATE = 7
 """`outbox status --max-age`: a message has waited for longer."""
+UNRECORDED = 8
+"""`audit`: nothing is known to be missing, but messages may have left without a record."""
 INTERRUPTED = 130
 """Ctrl-C: everything committed so far stays."""
 
@@ -21,5 +23,6 @@ EXPLAINED = (
     "Exit codes: 0 done; 1 the database could not be reached, or refused; 2 wrong usage; "
     "3 no such message (show, retry, drop and so on); 4 work is left (inbox purge, outbox drain); "
     "5 the message's status does not allow this (retry, drop and so on); 6 messages are missing (audit); "
-    "7 a message has waited for too long (outbox status --max-age); 130 interrupted."
+    "7 a message has waited for too long (outbox status --max-age); "
+    "8 nothing is known to be missing, but not all messages have a record (audit); 130 interrupted."
 )

@@ -69,7 +69,8 @@ def anything(table: Table) -> Select[Any]:
 def join(tables: OutboxTables) -> Insert:
     """Insert a new relay."""
     c = tables.relay.c
-    given = {name: bindparam(name, type_=c[name].type) for name in ("epoch", "name", "generation")}
+    names = ("epoch", "name", "generation", "keeps_sent")
+    given = {name: bindparam(name, type_=c[name].type) for name in names}
     return insert(tables.relay).values(given | {"lease_until": in_seconds("lease")})
 
 
@@ -106,7 +107,7 @@ def expired(tables: OutboxTables) -> Select[Any]:
     """Lock relays whose lease is over, skipping those that somebody else is retiring."""
     c = tables.relay.c
     return (
-        select(c.epoch, c.name, c.sending)
+        select(c.epoch, c.name, c.sending, c.keeps_sent)
         .where(c.lease_until < utcnow())
         .order_by(c.epoch)
         .with_for_update(skip_locked=True)

@@ -1,11 +1,12 @@
 """The contract between the outbox and a database, with portable defaults."""
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from sqlalchemy import Connection, Select, Table, func, select
+from sqlalchemy import Connection, Insert, Select, Table, func, select
 
 from inbox_outbox_base.tables.outbox import OutboxTables
 
@@ -16,6 +17,7 @@ _MOST_PARAMETERS = 1_000
 _HIGHEST = 2**63 - 1
 """No sequence is higher."""
 PREPARED = "prepared"
+ALL_TOPICS = "*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +226,15 @@ class Relaying:
         """Let producers reuse the ids of messages that are gone."""
         for part in parts(ids):
             connection.execute(relaying_statements.free_ids(self.tables), {"these": part})
+
+    def note_gone(self, connection: Connection, topics: Iterable[str]) -> None:
+        """Note that messages of these topics (`ALL_TOPICS`: of any) have left without a record."""
+        for topic in sorted(topics):  # in one order, so that two transactions do not lock each other out
+            connection.execute(self._gone(), {"topic": topic})
+
+    @abstractmethod
+    def _gone(self) -> Insert:
+        """Insert or update the row of a topic in `outbox_gone`."""
 
     def due(self, connection: Connection, buckets: Sequence[int], limit: int) -> list[str]:
         """Ids of due delayed messages of these buckets, in the order in which they leave."""

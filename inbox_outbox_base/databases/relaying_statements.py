@@ -69,7 +69,7 @@ def among(table: Table, column: str = "sequence") -> ColumnElement[bool]:
     return table.c[column].in_(bindparam("these", expanding=True))
 
 
-def _this(tables: OutboxTables) -> ColumnElement[bool]:
+def this(tables: OutboxTables) -> ColumnElement[bool]:
     """One message, by its place and its id: after a failover that lost the last commits, another message may
     be in its place."""
     c = tables.message.c
@@ -224,7 +224,7 @@ def fetch(tables: OutboxTables) -> Select[Any]:
 @cache
 def forget(tables: OutboxTables) -> Delete:
     """Delete a message that the broker has, or that has been moved."""
-    return delete(tables.message).where(_this(tables))
+    return delete(tables.message).where(this(tables))
 
 
 @cache
@@ -232,7 +232,7 @@ def keep_sent(tables: OutboxTables) -> Insert:
     """Record a message that the broker has, from its row, unless its id has a record: somebody else may have
     written two messages with one id."""
     is_known = exists(select(literal(1)).where(tables.sent.c.id == tables.message.c.id))
-    row = select(*sent(tables.message.c)).where(_this(tables), ~is_known)
+    row = select(*sent(tables.message.c)).where(this(tables), ~is_known)
     return insert(tables.sent).from_select(RECORD, row)
 
 
@@ -250,7 +250,7 @@ def wait(tables: OutboxTables) -> Update:
     }
     changed["retry_at"] = in_seconds("delay_")
     changed["failing_since"] = since_first(tables)
-    return update(tables.message).where(_this(tables)).values(changed)
+    return update(tables.message).where(this(tables)).values(changed)
 
 
 def since_first(tables: OutboxTables) -> ColumnElement[Any]:
@@ -262,7 +262,7 @@ def since_first(tables: OutboxTables) -> ColumnElement[Any]:
 def bury(tables: OutboxTables) -> Insert:
     """Make a dead letter from the message's row."""
     given = [bindparam(name, type_=tables.dead.c[name].type) for name in ("attempts", "outcome", "error")]
-    row = select(*content(tables.message), *given).where(_this(tables))
+    row = select(*content(tables.message), *given).where(this(tables))
     return insert(tables.dead).from_select((*CONTENT, "attempts", "outcome", "error"), row)
 
 
@@ -273,7 +273,7 @@ def hold(tables: OutboxTables) -> Update:
     names = ("attempts", "unanswered", "error")
     given: dict[str, Any] = {name: bindparam(f"{name}_", type_=c[name].type) for name in names}
     held = given | {"state": literal("held"), "retry_at": null()}
-    return update(tables.message).where(_this(tables)).values(held)
+    return update(tables.message).where(this(tables)).values(held)
 
 
 @cache

@@ -54,6 +54,7 @@ class OutboxTables:
     bucket: Table
     relay: Table
     pause: Table
+    gone: Table
     ids: Table
 
 
@@ -87,6 +88,7 @@ def outbox_tables(metadata: MetaData) -> OutboxTables:
         _bucket(metadata),
         _relay(metadata),
         _pause(metadata),
+        _gone(metadata),
         _ids(metadata),
     )
 
@@ -225,7 +227,8 @@ def _bucket(metadata: MetaData) -> Table:
 
 def _relay(metadata: MetaData) -> Table:
     """Running relays. A relay draws its epoch when it joins, and all its writes repeat it. The generation is
-    the newest one announced to the relay; 0 is a relay of a version that knows no generations."""
+    the newest one announced to the relay; 0 is a relay of a version that knows no generations. `keeps_sent`
+    is true if the relay keeps records of what it sends, else NULL."""
     return Table(
         "outbox_relay",
         metadata,
@@ -235,6 +238,7 @@ def _relay(metadata: MetaData) -> Table:
         Column("sending", long_text()),
         Column("joined_at", UtcDateTime, nullable=False, server_default=utcnow()),
         Column("generation", Integer, nullable=False, server_default="0"),
+        Column("keeps_sent", Boolean),
         PrimaryKeyConstraint("epoch", name="outbox_relay_pkey"),
         **options(),
     )
@@ -248,6 +252,19 @@ def _pause(metadata: MetaData) -> Table:
         Column("topic", Bytewise(LONGEST_TOPIC), nullable=False),
         Column("paused_at", UtcDateTime, nullable=False, server_default=utcnow()),
         PrimaryKeyConstraint("topic", name="outbox_pause_pkey"),
+        **options(),
+    )
+
+
+def _gone(metadata: MetaData) -> Table:
+    """By topic, when messages last left without a record: an operator has deleted them, or ('*': of any
+    topic) a relay has sent them that keeps no records. The audit cannot count them."""
+    return Table(
+        "outbox_gone",
+        metadata,
+        Column("topic", Bytewise(LONGEST_TOPIC), nullable=False),
+        Column("gone_at", UtcDateTime, nullable=False, server_default=utcnow()),
+        PrimaryKeyConstraint("topic", name="outbox_gone_pkey"),
         **options(),
     )
 

@@ -21,6 +21,7 @@ makes = (
     "outbox_bucket",
     "outbox_relay",
     "outbox_pause",
+    "outbox_gone",
     "outbox_id",
 )
 
@@ -151,6 +152,7 @@ def upgrade() -> None:
         sa.Column("sending", long_text()),
         sa.Column("joined_at", plain_time(), nullable=False, server_default=_now()),
         sa.Column("generation", sa.Integer, nullable=False, server_default="0"),
+        sa.Column("keeps_sent", sa.Boolean),
         sa.PrimaryKeyConstraint("epoch", name="outbox_relay_pkey"),
         **given,
     )
@@ -159,6 +161,13 @@ def upgrade() -> None:
         sa.Column("topic", plain_text(249), nullable=False),
         sa.Column("paused_at", plain_time(), nullable=False, server_default=_now()),
         sa.PrimaryKeyConstraint("topic", name="outbox_pause_pkey"),
+        **given,
+    )
+    op.create_table(
+        "outbox_gone",
+        sa.Column("topic", plain_text(249), nullable=False),
+        sa.Column("gone_at", plain_time(), nullable=False, server_default=_now()),
+        sa.PrimaryKeyConstraint("topic", name="outbox_gone_pkey"),
         **given,
     )
     op.create_table("outbox_id", _id(), sa.PrimaryKeyConstraint("id", name="outbox_id_pkey"), **given)

@@ -15,6 +15,7 @@ from sqlalchemy.exc import IntegrityError
 
 from inbox_outbox_base.checks import outbox_options
 from inbox_outbox_base.databases.registry import relaying
+from inbox_outbox_base.databases.relaying import ALL_TOPICS
 from inbox_outbox_base.databases.taking_statements import clock
 from inbox_outbox_base.errors.outbox import InvalidOption, MessageNotFound, WrongState
 from outbox._publishing.buckets import newest
@@ -25,8 +26,6 @@ from . import statements
 from .peek import checked_state
 from .stored_message import MessageState
 from .transact import transact
-
-ALL_TOPICS = "*"
 
 _READ, _WRITTEN = 10_000, 1_000
 """Dead letters that one query reads (to find the oldest, it looks at all), and one transaction revives."""
@@ -229,15 +228,18 @@ def drop(engine: Engine, message_id: str, *, schema: str | None = None) -> Messa
         else:
             _check_not_sending(connection, all_tables, found)
             _change(connection, statements.drop(all_tables), found)
-        _free(connection, all_tables, [found.id])
+        _let_go(connection, all_tables, [found])
         return state
 
     return transact(engine, all_tables, delete)
 
 
-def _free(connection: Connection, tables: OutboxTables, ids: Sequence[str]) -> None:
-    """Release the ids that producers chose, so that they can be used again."""
-    relaying(connection.dialect.name, tables).free_ids(connection, ids)
+def _let_go(connection: Connection, tables: OutboxTables, messages: Sequence[Row[Any]]) -> None:
+    """After messages were deleted: release the ids that producers chose, so that they can be used again, and
+    let the audit know that it cannot count these messages."""
+    database = relaying(connection.dialect.name, tables)
+    database.free_ids(connection, [each.id for each in messages])
+    database.note_gone(connection, {each.topic for each in messages})
 
 
 def _check_not_sending(connection: Connection, tables: OutboxTables, message: Row[Any]) -> None:
@@ -281,9 +283,9 @@ def purge_dead(
             return None
         # Letters that are retried meanwhile keep their ids.
         connection.execute(statements.lock_dead(all_tables), these)
-        mine = list(connection.execute(statements.still_dead(all_tables), these).scalars())
-        connection.execute(statements.forget_dead(all_tables), {"these": mine})
-        _free(connection, all_tables, mine)
+        mine = connection.execute(statements.still_dead(all_tables), these).all()
+        connection.execute(statements.forget_dead(all_tables), {"these": [each.id for each in mine]})
+        _let_go(connection, all_tables, mine)
         return len(mine)
 
     deleted = 0
@@ -304,7 +306,7 @@ def _found(connection: Connection, tables: OutboxTables, message_id: str) -> Row
 
 def _change(connection: Connection, statement: Update | Delete, message: Row[Any]) -> None:
     """Change a message that waits for a relay; raise `WrongState` if it has changed since it was read."""
-    place = {"bucket_": message.bucket, "sequence_": message.sequence}
+    place = {"bucket_": message.bucket, "sequence_": message.sequence, "id_": message.id}
     if connection.execute(statement, place).rowcount != 1:
         raise _changed(message.id)
 

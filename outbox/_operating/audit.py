@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
-from sqlalchemy import Engine, Select
+from sqlalchemy import Connection, Engine, Select
 
 from inbox_outbox_base.checks import outbox_options
 from inbox_outbox_base.errors.outbox import TablesMissing
@@ -44,16 +44,23 @@ class Audit:
     missing: tuple[Missing, ...]
     """The first messages that are not sent, dead or not taken: at most `limit` of each kind."""
     sent_since: datetime | None
-    """When the oldest recorded message was sent. None if relays keep no records (`Relay(keep_sent=...)`):
-    then `committed` does not include sent messages."""
+    """When the oldest recorded message was sent; None if there are no records (`Relay(keep_sent=...)`)."""
+    unrecorded_until: datetime | None
+    """Until then, messages published since `since` may have left without a record, so that `committed` does
+    not include them: sent by a relay without `keep_sent`, dropped, or purged. None if there are none."""
     taken_since: datetime | None
     """When the consumer took the oldest message that its inbox still knows. For messages sent before that,
     it is unknown whether they were taken."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing is missing."""
-        return not (self.not_sent or self.dead or self.not_taken)
+        """Whether nothing is missing, and nothing has left without a record."""
+        return not self.is_missing_some and self.unrecorded_until is None
+
+    @property
+    def is_missing_some(self) -> bool:
+        """Whether messages are missing."""
+        return bool(self.not_sent or self.dead or self.not_taken)
 
 
 def audit(
@@ -74,9 +81,10 @@ def audit(
     Changes nothing. If outbox and inbox share a database, the database compares them; otherwise the records
     are read in pages, and memory use does not depend on their number.
 
-    The audit cannot know about messages that were sent by relays without `keep_sent`, or longer ago than
-    `keep_sent`; messages whose inbox row has been purged (leave them out with `since`); and messages that the
-    consumer keys by its own function. With `key="key"`, once one message of a key was taken, all sent
+    The audit cannot count messages that were sent by relays without `keep_sent`, dropped or purged, and says
+    so (`unrecorded_until`). Nor can it know about messages that were sent longer ago than `keep_sent`;
+    messages whose inbox row has been purged (leave them out with `since`); and messages that the consumer
+    keys by its own function. With `key="key"`, once one message of a key was taken, all sent
     messages of the key count as taken, as for the inbox; messages refused or never sent do not.
 
     Args:
@@ -124,8 +132,17 @@ def audit(
         taken=unsent.taken + sent.messages - sent.untaken,
         missing=(*unsent.missing, *sent.missing),
         sent_since=sent.oldest,
+        unrecorded_until=transact(engine, question.outbox, lambda each: _unrecorded(each, question)),
         taken_since=_taken_since(inbox_engine or engine, question),
     )
+
+
+def _unrecorded(connection: Connection, question: Question) -> datetime | None:
+    """Read last: messages that leave during the audit are noted by then."""
+    last, goes_on, now = connection.execute(statements.unrecorded(question.outbox), question.given).one()
+    if goes_on:
+        last = now
+    return None if last is None or last < question.given["since_"] else last
 
 
 def _taken_since(engine: Engine, question: Question) -> datetime | None:

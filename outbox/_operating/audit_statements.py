@@ -14,6 +14,7 @@ from sqlalchemy import (
     and_,
     bindparam,
     case,
+    exists,
     false,
     func,
     literal,
@@ -24,7 +25,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.elements import ColumnElement
 
-from inbox_outbox_base.tables.columns import from_now
+from inbox_outbox_base.databases.relaying import ALL_TOPICS
+from inbox_outbox_base.tables.columns import from_now, utcnow
 from inbox_outbox_base.tables.inbox import Tables
 from outbox.schema import OutboxTables
 
@@ -228,6 +230,18 @@ def statuses(inbox: Tables) -> Select[Any]:
 def _these_keys(table: Table) -> ColumnElement[bool]:
     consumer = table.c.consumer == bindparam("consumer_", type_=table.c.consumer.type)
     return and_(consumer, table.c.key.in_(bindparam("keys_", expanding=True, type_=table.c.key.type)))
+
+
+@cache
+def unrecorded(tables: OutboxTables) -> Select[Any, Any, Any]:
+    """When messages of the topic last left without a record; whether relays are at work that keep none; and
+    the database's clock."""
+    c = tables.gone.c
+    topic = bindparam("topic_", type_=c.topic.type)
+    last = select(func.max(c.gone_at, type_=c.gone_at.type)).where(c.topic.in_((topic, ALL_TOPICS)))
+    keep_none = exists(select(literal(1)).where(tables.relay.c.keeps_sent.is_(None)))
+    asked = last.scalar_subquery().label("last"), keep_none.label("goes_on"), utcnow().label("now")
+    return select(*asked)
 
 
 @cache

@@ -30,7 +30,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.elements import ColumnElement
 
-from inbox_outbox_base.databases.relaying_statements import CONTENT, content
+from inbox_outbox_base.databases.relaying_statements import CONTENT, content, this
 from inbox_outbox_base.tables.columns import from_now
 from inbox_outbox_base.tables.inbox import utcnow
 from inbox_outbox_base.tables.times import readable
@@ -56,11 +56,6 @@ def since(table: Table) -> ColumnElement[Any]:
     c = table.c
     due = func.coalesce(c.retry_at, c.created_at, type_=c.created_at.type)
     return case((c.attempts == 0, due), else_=c.created_at)
-
-
-def _place(tables: OutboxTables) -> ColumnElement[bool]:
-    c = tables.message.c
-    return and_(c.bucket == bindparam("bucket_"), c.sequence == bindparam("sequence_"))
 
 
 @cache
@@ -100,7 +95,7 @@ def let_go(tables: OutboxTables) -> Update:
 @cache
 def let_go_one(tables: OutboxTables) -> Update:
     """The same for one message."""
-    return let_go(tables).where(_place(tables))
+    return let_go(tables).where(this(tables))
 
 
 @cache
@@ -114,8 +109,9 @@ def end_wait(tables: OutboxTables) -> Update:
 @cache
 def end_one_wait(tables: OutboxTables) -> Update:
     """The same for one message, if it still waits."""
-    this = and_(_place(tables), tables.message.c.state != "held")
-    return update(tables.message).where(this).values(retry_at=null())
+    return (
+        update(tables.message).where(this(tables), tables.message.c.state != "held").values(retry_at=null())
+    )
 
 
 @cache
@@ -135,7 +131,8 @@ def lock_dead(tables: OutboxTables) -> Update:
 @cache
 def still_dead(tables: OutboxTables) -> Select[Any]:
     """The given dead letters that still exist."""
-    return select(tables.dead.c.id).where(tables.dead.c.id.in_(bindparam("these", expanding=True)))
+    c = tables.dead.c
+    return select(c.id, c.topic).where(c.id.in_(bindparam("these", expanding=True)))
 
 
 @cache
@@ -166,7 +163,7 @@ def old_dead(tables: OutboxTables) -> Select[Any]:
 @cache
 def drop(tables: OutboxTables) -> Delete:
     """Delete a message that waits for a relay."""
-    return delete(tables.message).where(_place(tables))
+    return delete(tables.message).where(this(tables))
 
 
 @cache

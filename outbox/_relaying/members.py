@@ -38,10 +38,13 @@ class Members:
     def __init__(self, tables: OutboxTables) -> None:
         self._tables = tables
 
-    def join(self, connection: Connection, name: str, lease: float, generation: int) -> int:
+    def join(
+        self, connection: Connection, name: str, lease: float, generation: int, *, keeps_sent: bool
+    ) -> int:
         """Join the group; return the epoch."""
         epoch = _new_epoch()
-        given = {"epoch": epoch, "name": name, "lease": lease, "generation": generation}
+        given: dict[str, Any] = {"epoch": epoch, "name": name, "lease": lease, "generation": generation}
+        given["keeps_sent"] = keeps_sent or None
         connection.execute(member_statements.join(self._tables), given)
         return epoch
 
@@ -65,9 +68,11 @@ class Members:
         text = json.dumps(sending, separators=(",", ":")) if sending else None
         connection.execute(member_statements.note(self._tables), {"epoch_": epoch, "sending": text})
 
-    def retire_expired(self, connection: Connection) -> None:
-        """Free the buckets of relays whose lease has expired, and count their unfinished sends."""
-        for relay in connection.execute(member_statements.expired(self._tables)).all():
+    def retire_expired(self, connection: Connection) -> bool:
+        """Free the buckets of relays whose lease has expired, and count their unfinished sends; return
+        whether one of them kept no records of what it sent."""
+        lost = connection.execute(member_statements.expired(self._tables)).all()
+        for relay in lost:
             sending = json.loads(relay.sending or "{}")
             error = f"relay {relay.name} was lost while it was sending"
             suspects = [
@@ -79,6 +84,7 @@ class Members:
                 connection.execute(member_statements.suspect(self._tables), suspects)
             self.leave(connection, relay.epoch)
             _log.warning("relay %s (epoch %d) lost its lease: its buckets are free", relay.name, relay.epoch)
+        return not all(relay.keeps_sent for relay in lost)
 
     def owned(self, connection: Connection, epoch: int) -> list[Bucket]:
         """The buckets of a relay, with their marks."""

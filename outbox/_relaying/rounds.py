@@ -13,6 +13,7 @@ from inbox_outbox_base.calls import clock
 from inbox_outbox_base.databases import relaying_statements
 from inbox_outbox_base.databases.letter import Letter
 from inbox_outbox_base.databases.registry import relaying
+from inbox_outbox_base.databases.relaying import ALL_TOPICS
 from inbox_outbox_base.errors.outbox import UnsafeSequence, WrongBucketCount
 from outbox._publishing.buckets import newest
 from outbox._relaying.reading.marks import Marks
@@ -62,6 +63,8 @@ class Rounds:
         self._tended: WeakKeyDictionary[Connection, float] = WeakKeyDictionary()
         """When to call `tend` again, if the connection's transaction commits."""
         self.epoch = 0
+        self._has_left_no_record = False
+        """Whether messages that it has sent are gone without a record."""
         self._announced = 0
         """The newest generation of buckets announced to this relay."""
         self.expires = 0.0
@@ -104,7 +107,13 @@ class Rounds:
         if self._settings.buckets not in (None, count):
             raise WrongBucketCount(f"buckets={self._settings.buckets}: the database has {count}")
         begun = clock.now()
-        epoch = self._members.join(connection, self._settings.name, self._settings.lease, generation.number)
+        epoch = self._members.join(
+            connection,
+            self._settings.name,
+            self._settings.lease,
+            generation.number,
+            keeps_sent=self._settings.keep_sent is not None,
+        )
         self.forget()
         self.epoch, self._announced = epoch, generation.number
         self._renewals[connection] = begun
@@ -122,11 +131,14 @@ class Rounds:
             with suppress(UnsafeSequence):  # the stored marks stay as they are
                 self._tend_marks(connection)
         self._members.leave(connection, self.epoch)
+        if self._has_left_no_record:
+            self._database.note_gone(connection, [ALL_TOPICS])
         notify(connection, CHORES, self._tables.relay.schema)
 
     def forget(self) -> None:
         """Reset to the state before joining."""
         self.epoch, self.expires, self.next_tend = 0, 0.0, 0.0
+        self._has_left_no_record = False
         self._scanner.forget()
         self._recheck = Recheck(self._database)
 
@@ -142,7 +154,8 @@ class Rounds:
         self._renew(connection)
         if not report.is_empty:
             self._settle(connection, report)
-        self._members.retire_expired(connection)
+        if self._members.retire_expired(connection):
+            self._database.note_gone(connection, [ALL_TOPICS])
         scanner = self._scanner
         if scanner.crossings.are_several:  # the marks have moved, or old buckets are gone
             scanner.crossings.learn(connection, self._announced)
@@ -273,6 +286,8 @@ class Rounds:
 
     def _settle(self, connection: Connection, report: Report) -> None:
         self._settlement.write(connection, report)
+        if report.accepted and self._settings.keep_sent is None:
+            self._has_left_no_record = True
         # If the transaction fails after this, the relay writes the same again, or starts over.
         self._scanner.settle(report)
 

@@ -10,11 +10,11 @@ from sqlalchemy import Engine, event
 
 import outbox
 from inbox import Inbox, SqlStore, StatusInbox, set_policy
-from outbox import Audit, Refused, Unavailable, Unknown
+from outbox import Audit, Refused, Relay, Unavailable, Unknown
 from outbox.errors import InvalidOption, TablesMissing
 from tests.support.database import Database
 from tests.support.on_servers import WITH_WRITERS, on
-from tests.support.outbox_publishers import Recorder, due_unsent, name_of, publish, relay
+from tests.support.outbox_publishers import Recorder, due_unsent, let_leases_end, name_of, publish, relay
 
 CONSUMER = "billing"
 COUNTS = ("not_sent", "dead", "not_taken", "on_the_way", "delayed", "taken")
@@ -137,16 +137,58 @@ def test_since(engine: Engine) -> None:
     assert audit(engine, since=since - timedelta(hours=1)).committed == 4
 
 
-@on("sqlite")
-def test_without_a_record_of_what_was_sent(engine: Engine) -> None:
-    """If relays keep no record of sent messages, the audit says so and knows only what is still in the
-    outbox."""
-    publish(engine, "a1")
+def test_messages_that_left_without_a_record(engine: Engine) -> None:
+    """The audit says until when messages may have left without a record: they were sent by a relay that keeps
+    none, though another one does, or were dropped or purged. Then it is not complete; it is complete for
+    messages that were published later, and for other topics."""
+    _, refused, _ = sent(engine, "a1", "b1", "c1", b1=[Refused("no")], c1=[Refused("no")])
+    take(engine, "a")
+    publish(engine, "d1", topic="mail")
+    relay(engine, Recorder({"d1": [Refused("no")]}))
+    assert audit(engine).unrecorded_until is None
+    outbox.drop(engine, refused)
+    dropped = audit(engine)
+    outbox.purge_dead(engine, 0, topic="orders")
+    purged = audit(engine)
+    publish(engine, "e1")
     relay(engine, Recorder())
-    found = audit(engine)
-    assert (found.committed, found.sent_since) == (0, None)
-    sent(engine, "b1")
-    assert audit(engine).sent_since is not None
+    unrecorded = audit(engine)
+    times = [each.unrecorded_until for each in (dropped, purged, unrecorded) if each.unrecorded_until]
+    assert len(times) == 3
+    assert times == sorted(set(times))
+    assert (counts(unrecorded), unrecorded.is_missing_some) == ({"taken": 1}, False)
+    assert not unrecorded.is_complete
+    assert audit(engine, since=times[-1] + timedelta(milliseconds=1)).is_complete
+
+
+def test_a_drop_is_no_gap_of_another_topic(engine: Engine) -> None:
+    """Messages of one topic that were dropped, or purged, do not matter to the audit of another one."""
+    publish(engine, "a1", "b1", topic="mail")
+    relay(engine, Recorder({"b1": [Refused("no")]}), keep_sent=60)
+    outbox.purge_dead(engine, 0)
+    assert audit(engine).is_complete
+    assert not outbox.audit(engine, "mail", CONSUMER, grace=3_600).is_complete
+
+
+@on("sqlite")
+def test_a_relay_that_keeps_no_records(engine: Engine) -> None:
+    """While a relay is running that keeps no records, or was lost, the audit is not complete; nor after it
+    was retired by another one."""
+    known: list[bool] = []
+
+    class Looking(Recorder):
+        def send(self, batch):  # type: ignore[no-untyped-def]
+            known.append(audit(engine, grace=3_600).is_complete)
+            let_leases_end(engine)
+            known.append(audit(engine, grace=3_600).is_complete)
+            Relay(engine, Recorder(), keep_sent=60).run_once()
+            known.append(audit(engine, grace=3_600).is_complete)
+            return super().send(batch)
+
+    assert audit(engine).is_complete
+    publish(engine, "a1")
+    Relay(engine, Looking()).run_once()
+    assert known == [False] * 3
 
 
 @on("sqlite")

@@ -35,9 +35,8 @@ class Group:
 
     def join(self) -> None:
         """A relay joins; it owns no buckets yet."""
-        self.epochs.append(
-            transact(self._engine, TABLES, partial(MEMBERS.join, name="a", lease=LEASE, generation=1))
-        )
+        join = partial(MEMBERS.join, name="a", lease=LEASE, generation=1, keeps_sent=True)
+        self.epochs.append(transact(self._engine, TABLES, join))
 
     def leave(self) -> None:
         """A relay leaves."""

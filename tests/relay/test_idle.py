@@ -182,7 +182,8 @@ def test_a_relay_that_is_lost(migrated: Database) -> None:
     """A relay takes the buckets that another one gives up, and the rest when the other one's lease expires,
     long before it polls."""
     engine, members = engine_of(migrated), Members(TABLES)
-    lost = transact(engine, TABLES, partial(members.join, name="lost", lease=SELDOM, generation=1))
+    join = partial(members.join, name="lost", lease=SELDOM, generation=1, keeps_sent=True)
+    lost = transact(engine, TABLES, join)
     balance = partial(members.balance, epoch=lost, busy=())
     transact(engine, TABLES, balance)
     assert ownership(engine) == {lost: BUCKETS}

@@ -11,11 +11,13 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, Select, and_, bindparam, func, insert, or_, select, text
+from sqlalchemy import Connection, Select, and_, bindparam, func, or_, select, text
+from sqlalchemy.dialects.mysql import Insert, insert
 from sqlalchemy.exc import IntegrityError
 
 from inbox_outbox_base.databases.letter import Letter
 from inbox_outbox_base.databases.relaying import Relaying, Scan, ScanResult, Tally, parts
+from inbox_outbox_base.tables.columns import utcnow
 from inbox_outbox_base.tables.outbox import OutboxTables
 
 _GIVEN = (
@@ -40,6 +42,12 @@ _FREE_IDS = text(
     "DELETE used FROM JSON_TABLE(:these, '$[*]' COLUMNS (id VARCHAR(128) PATH '$')) AS given"
     " STRAIGHT_JOIN outbox_id AS used FORCE INDEX (PRIMARY) ON used.id = CAST(given.id AS BINARY)"
 )
+
+
+@cache
+def gone(tables: OutboxTables) -> Insert:
+    """Note that messages of a topic have left without a record."""
+    return insert(tables.gone).on_duplicate_key_update(gone_at=utcnow())
 
 
 @cache
@@ -107,6 +115,9 @@ class MySQLRelaying(Relaying):
             if keep is not None:
                 connection.execute(_KEEP_SENT, {"these": these, "keep": keep})
             connection.execute(_FORGET, {"these": these})
+
+    def _gone(self) -> Insert:
+        return gone(self.tables)
 
     def take_ids(self, connection: Connection, ids: Sequence[str]) -> set[str]:
         # An INSERT that finds an id locks its row until the transaction ends, and a relay that deletes the id

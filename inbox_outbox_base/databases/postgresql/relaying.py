@@ -8,7 +8,7 @@ from contextlib import closing
 from itertools import chain
 from typing import Any
 
-from sqlalchemy import Connection, Select, Table, event
+from sqlalchemy import Connection, Insert, Select, Table, event
 
 from inbox_outbox_base.databases import relaying_statements
 from inbox_outbox_base.databases.letter import Letter, read
@@ -105,6 +105,9 @@ class PostgreSQLRelaying(Relaying):
             connection.execute(own.forget(self.tables), given)
         else:
             connection.execute(own.record_sent(self.tables), given | {"keep": keep})
+
+    def _gone(self) -> Insert:
+        return own.gone(self.tables)
 
     def writers(self, connection: Connection) -> Writers | None:
         # First the sequence, then the locks: a transaction takes the lock before it draws a sequence.

@@ -37,6 +37,7 @@ from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.types import TypeEngine
 
 from inbox_outbox_base.databases import member_statements, relaying_statements
+from inbox_outbox_base.tables.columns import utcnow
 from inbox_outbox_base.tables.outbox import OutboxTables
 
 from .numbers import array_of
@@ -205,3 +206,10 @@ def record_sent(tables: OutboxTables) -> Insert:
     gone = forget(tables).returning(*(tables.message.c[name] for name in names)).cte("gone")
     record = select(*relaying_statements.sent(gone.c))
     return insert(tables.sent).from_select(relaying_statements.RECORD, record).on_conflict_do_nothing()
+
+
+@cache
+def gone(tables: OutboxTables) -> Insert:
+    """Note that messages of a topic have left without a record."""
+    noted = insert(tables.gone)
+    return noted.on_conflict_do_update(index_elements=[tables.gone.c.topic], set_={"gone_at": utcnow()})

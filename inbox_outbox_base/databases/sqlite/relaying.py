@@ -5,11 +5,12 @@ from functools import cache
 from typing import Any
 
 from sqlalchemy import Connection, Select, bindparam, literal_column, select
-from sqlalchemy.dialects.sqlite import insert
+from sqlalchemy.dialects.sqlite import Insert, insert
 from sqlalchemy.sql.dml import ReturningInsert
 
 from inbox_outbox_base.databases.relaying import Relaying
 from inbox_outbox_base.errors.outbox import UnusableConnection
+from inbox_outbox_base.tables.columns import utcnow
 from inbox_outbox_base.tables.outbox import OutboxTables
 
 from .taking import check_savepoint
@@ -19,6 +20,13 @@ from .taking import check_savepoint
 def take_ids(tables: OutboxTables) -> ReturningInsert[tuple[str]]:
     """Ids that nobody uses."""
     return insert(tables.ids).on_conflict_do_nothing().returning(tables.ids.c.id)
+
+
+@cache
+def gone(tables: OutboxTables) -> Insert:
+    """Note that messages of a topic have left without a record."""
+    noted = insert(tables.gone)
+    return noted.on_conflict_do_update(index_elements=[tables.gone.c.topic], set_={"gone_at": utcnow()})
 
 
 @cache
@@ -42,6 +50,9 @@ class SQLiteRelaying(Relaying):
     def due(self, connection: Connection, buckets: Sequence[int], limit: int) -> list[str]:
         never = connection.execute(never_due(self.tables), {"these": buckets}).scalars()
         return super().due(connection, buckets, limit) + list(never)
+
+    def _gone(self) -> Insert:
+        return gone(self.tables)
 
     def take_ids(self, connection: Connection, ids: Sequence[str]) -> set[str]:
         taken = connection.execute(take_ids(self.tables), [{"id": each} for each in ids])
