@@ -20,7 +20,7 @@ from inbox_outbox_base.databases.registry import taking
 from inbox_outbox_base.databases.taking import Taking
 from inbox_outbox_base.databases.taking_statements import Aging
 from inbox_outbox_base.errors import codes
-from inbox_outbox_base.errors.inbox import InvalidOption
+from inbox_outbox_base.errors.inbox import InvalidOption, TablesMissing
 from inbox_outbox_base.monitoring.events import Event, EventKind, Hook, Hooks
 from inbox_outbox_base.tables.inbox import Tables, tables
 from inbox_outbox_base.transactions.connect import on_connection
@@ -104,7 +104,7 @@ def purge(
         InvalidOption: an argument cannot be used, or a time is shorter than the stored one, without
             `override`; or the clocks of the database and of this machine differ by more than a day. Nothing
             was deleted.
-        TablesMissing: the tables do not exist.
+        TablesMissing: the tables do not exist. Those of features that were never made may be missing.
     """
     options.count("batch", batch)
     options.flag("override", override)
@@ -114,6 +114,7 @@ def purge(
     dead = None if dead_retention is None else options.seconds("dead_retention", dead_retention)
     asked = None if retention is None else Retention.of(retention)
     run = _PurgeRun(engine, tables(schema), batch, limit, sleep, progress, Hooks(on_event))
+    run.find_tables()
     run.kept = Keeping(run.policies(consumer), asked, dead, oldest_unconsumed, run.now())
     if not override:
         run.kept.check()
@@ -145,6 +146,8 @@ class _PurgeRun:
         self.sleep = sleep
         self.progress = progress
         self.hooks = hooks
+        self.there: set[Table] = set()
+        """The tables that exist: an application may have made those of some features only."""
         self.rows = self.batches = 0
         self.began = time.monotonic()
 
@@ -152,9 +155,26 @@ class _PurgeRun:
         seconds = time.monotonic() - self.began
         return Purged(self.rows, self.batches, seconds, finished, self.kept.assumed)
 
+    def find_tables(self) -> None:
+        """Find the tables to purge.
+
+        Raises:
+            TablesMissing: there are none.
+        """
+        missing: TablesMissing | None = None
+        for table in (self.tables.message, self.tables.status, self.tables.ledger):
+            try:
+                self._transact(table, partial(self._consumer_after, table, ""))
+            except TablesMissing as error:
+                missing = missing or error
+            else:
+                self.there.add(table)
+        if missing is not None and not self.there:
+            raise missing
+
     def now(self) -> datetime:
         """The database's clock, if this machine's clock confirms it: what it deletes is gone."""
-        now, here = self._transact(self.tables.message, self.database.now), datetime.now(UTC)
+        now, here = self._transact(self.tables.consumer, self.database.now), datetime.now(UTC)
         if abs(now - here) > SKEW:
             raise InvalidOption(
                 f"engine: the database's clock says {now:%Y-%m-%d %H:%M}, and this machine's "
@@ -186,6 +206,8 @@ class _PurgeRun:
 
     def _consumers(self, table: Table, only: str | None) -> Iterator[str]:
         """Every consumer, or only the given one. It jumps through the index instead of reading all of it."""
+        if table not in self.there:
+            return
         if only is not None:
             yield only
             return
@@ -222,6 +244,8 @@ class _PurgeRun:
 
     def _forget(self, consumer: str, loads: Sequence[int]) -> bool:
         message, given = self.tables.message, {"consumer_": consumer, "loads": loads}
+        if message not in self.there:  # nor are there rows of these loads
+            return True
 
         def step(after: Any, connection: Connection) -> tuple[int, Any]:
             return self.database.delete_loads(connection, self.tables, given | {"batch": self.batch}, after)

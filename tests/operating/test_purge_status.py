@@ -240,6 +240,23 @@ def test_tables_of_an_older_revision(database: Database) -> None:
         inbox.status(engine)
 
 
+@spread("features", [("inbox",), ("status",), ("inbox", "ledger"), ("status", "outbox")])
+def test_tables_of_some_features(database: Database, features: tuple[str, ...]) -> None:
+    """A purge needs only the tables of the features that an application has made."""
+    engine = database.engine()
+    migration.migrate(engine, features=features)
+    old = datetime.now(UTC) - 2 * WEEK
+    if "inbox" in features:
+        row = {"consumer": "billing", "key": "1", "claim": bytes(16), "accepted_at": old}
+        with engine.begin() as connection:
+            connection.execute(insert(tables().message), row)
+    else:
+        fill(engine, Status.CONSUMED, 2 * WEEK)
+    done = purge(engine)
+    assert (done.rows, done.finished) == (1, True)
+    assert purge(engine, consumer="billing").rows == 0
+
+
 def test_each_batch_reads_only_its_own_rows(postgres: Database) -> None:
     """On PostgreSQL every batch of every status is found by the index and deleted by row address, without a
     sequential scan, and without a sort unless leases are compared."""
