@@ -11,6 +11,7 @@
     ├── DatabaseRefused                             the server rejects the role, password or database name
     ├── UnusableConnection   (InvalidRequestError)  no transaction to join, or one in two databases
     ├── NotAwaited           (RuntimeError)         a publish on an AsyncConnection was not awaited
+    ├── AlreadyPublished                            the outbox knows the message's id
     ├── TablesMissing        (LookupError)          the outbox tables are not in this database
     ├── MessageNotFound      (LookupError)          there is no such message
     ├── WrongState           (WrongStatus)          the message's state does not allow this
@@ -21,6 +22,7 @@ All derive from `inbox.errors.InboxError`; an error with a namesake there also d
 """
 
 from inbox_outbox_base.errors.outbox import (
+    AlreadyPublished,
     DatabaseRefused,
     InvalidMessage,
     InvalidOption,
@@ -37,6 +39,7 @@ from inbox_outbox_base.errors.outbox import (
 )
 
 __all__ = [
+    "AlreadyPublished",
     "DatabaseRefused",
     "InvalidMessage",
     "InvalidOption",

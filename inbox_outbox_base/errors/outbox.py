@@ -42,6 +42,15 @@ class NotAwaited(OutboxError, inbox_errors.NotAwaited):
     refused."""
 
 
+class AlreadyPublished(OutboxError):
+    """The outbox knows a message with this id, and was asked to raise this instead of ignoring it."""
+
+    def __init__(self, *args: object, ids: tuple[str, ...] = ()) -> None:
+        super().__init__(*args)
+        self.ids = ids
+        """The ids of the messages that were not added."""
+
+
 class TablesMissing(OutboxError, inbox_errors.TablesMissing):
     """The outbox tables do not exist where they were expected."""
 

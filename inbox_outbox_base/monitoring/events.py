@@ -55,6 +55,8 @@ class EventKind(StrEnum):
     """Exactly-once path: a transient error rolled the transaction back, and the handler tries again."""
     COMMIT_RESOLVED = "commit_resolved"
     """The answer to a COMMIT was lost; the database was asked, and it had committed."""
+    REPEATED = "repeated"
+    """Outbox: a message was published with an id that the outbox knows, and was not added."""
     SENT = "sent"
     """Relay: the broker has accepted messages."""
     REFUSED = "refused"

@@ -14,6 +14,7 @@ LEVELS = {
     EventKind.COMPLETED: logging.INFO,
     EventKind.TAKEN: logging.INFO,
     EventKind.RETRIED: logging.INFO,
+    EventKind.REPEATED: logging.INFO,
     EventKind.RELEASED: logging.INFO,
     EventKind.UNDONE: logging.INFO,
     EventKind.FAILED: logging.WARNING,

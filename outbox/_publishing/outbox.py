@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session, scoped_session
 
 from inbox_outbox_base.checks import outbox_options
 from inbox_outbox_base.errors.outbox import InvalidOption, NotAwaited, UnusableConnection, WrongBucketCount
+from inbox_outbox_base.monitoring.events import Hook
 from inbox_outbox_base.transactions import failed_commit, unawaited
 from inbox_outbox_base.transactions.joining import database_to_join
 from inbox_outbox_base.transactions.session import bind_of, check_no_session, connection_of
@@ -23,6 +24,7 @@ from outbox.schema import tables
 from . import pending
 from .buckets import known_newest
 from .drafts import Drafts
+from .repeats import Repeats
 from .rows import Rows
 from .serializer import Serializer
 from .staging import stage
@@ -58,6 +60,11 @@ class Outbox:
             NOTIFY from a separate connection.
         buckets: how many buckets the database must have for new messages; None accepts any number, and an
             operator may change it at any time.
+        on_repeat: what happens when a message is published with an id that the outbox knows. "ignore" adds
+            nothing; "raise" raises `AlreadyPublished` when the row would be written.
+        on_event: a function, or several, called with an `Event` (`REPEATED`) for each message that was not
+            added, whether or not its transaction commits. They are called after it has ended: when its
+            connection returns to the pool or begins its next transaction.
 
     Raises:
         InvalidOption: an argument is invalid.
@@ -75,10 +82,13 @@ class Outbox:
         event_mode: Literal["binary", "structured"] = "binary",
         wake: bool = True,
         buckets: int | None = None,
+        on_repeat: Literal["ignore", "raise"] = "ignore",
+        on_event: Hook | Iterable[Hook] | None = None,
     ) -> None:
         self.schema = schema
         self.tables = tables(schema)
         self._rows = Rows(self.tables)
+        self._repeats = Repeats(on_repeat, on_event)
         self._drafts = Drafts(
             serializer=serializer,
             largest_payload=largest_payload,
@@ -178,6 +188,8 @@ class Outbox:
             UnsupportedDatabase: not PostgreSQL, MySQL, MariaDB or SQLite.
             WrongBucketCount: the database has another number of buckets.
             TablesMissing: the tables have not been created.
+            AlreadyPublished: with `on_repeat="raise"`, the outbox knows the id. On a Session, its COMMIT
+                raises this, and is rolled back.
             NotAwaited: raised by the COMMIT of an AsyncConnection, by its close at the latest.
         """
         message = Message(
@@ -215,7 +227,8 @@ class Outbox:
         Returns:
             Their ids; id i belongs to message i.
 
-        Raises: the errors of `publish`, before anything is written.
+        Raises: the errors of `publish`, before anything is written; but `AlreadyPublished` when all messages
+            whose ids are new have been written. It has all other ids.
         """
         drafts = self._drafts.of(messages)
         writing = self._hand_over(connection, drafts, bind_arguments)
@@ -284,8 +297,9 @@ class Outbox:
             self._prepare(connection, drafts)
             self._rows.database(connection).check_savepoint(connection)
             failed_commit.watch(connection)
-            self._rows.insert(connection, drafts)
+            repeated = self._rows.insert(connection, drafts)
             self._mark(connection, drafts)
+            self._repeats.note(connection, repeated)
 
     def _prepare(self, connection: Connection, drafts: list[Draft]) -> None:
         """Reject a connection without a transaction to join, and choose the buckets."""
@@ -303,8 +317,9 @@ class Outbox:
         late = [draft for draft in drafts if draft.row["bucket"] not in generation.buckets]
         for draft in late:
             draft.row["bucket"] = generation.bucket_of(draft.row["key"] or draft.row["id"])
-        self._rows.insert(connection, drafts)
+        repeated = self._rows.insert(connection, drafts)
         self._mark(connection, late)
+        self._repeats.note(connection, repeated)
 
     def _mark(self, connection: Connection, drafts: list[Draft]) -> None:
         if self._wakes and drafts:

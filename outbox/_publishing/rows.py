@@ -25,11 +25,13 @@ class Rows:
         """
         return relaying(connection.dialect.name, self._tables)
 
-    def insert(self, connection: Connection, drafts: list[Draft]) -> None:
-        """Insert the rows; the database numbers them in this order."""
+    def insert(self, connection: Connection, drafts: list[Draft]) -> list[Draft]:
+        """Insert the rows; the database numbers them in this order. Return the drafts that were not added,
+        because their ids are in use."""
+        repeated: list[Draft] = []
         try:
             if any(draft.has_own_id for draft in drafts):
-                drafts = self._new(connection, drafts)
+                drafts, repeated = self._divided(connection, drafts)
             at_once = [draft.row for draft in drafts if draft.due is None]
             if at_once:
                 self.database(connection).add(connection, at_once)
@@ -37,6 +39,7 @@ class Rows:
                 self._insert_delayed(connection, drafts)
         except DBAPIError as error:
             raise_clearer(connection, self._tables, error)
+        return repeated
 
     def _insert_delayed(self, connection: Connection, drafts: list[Draft]) -> None:
         for from_clock in (False, True):
@@ -50,13 +53,14 @@ class Rows:
                 statement = relaying_statements.add_delayed(self._tables, names, from_clock=from_clock)
                 connection.execute(statement, later)
 
-    def _new(self, connection: Connection, drafts: list[Draft]) -> list[Draft]:
-        """The drafts whose ids are not in use; of several drafts with one id, the first."""
+    def _divided(self, connection: Connection, drafts: list[Draft]) -> tuple[list[Draft], list[Draft]]:
+        """The drafts whose ids are not in use (of several with one id, the first), and the others."""
         ids = sorted({draft.row["id"] for draft in drafts if draft.has_own_id})
         unused = self.database(connection).take_ids(connection, ids)
         new: list[Draft] = []
+        repeated: list[Draft] = []
         for draft in drafts:
-            if not draft.has_own_id or draft.row["id"] in unused:
-                unused.discard(draft.row["id"])
-                new.append(draft)
-        return new
+            is_new = not draft.has_own_id or draft.row["id"] in unused
+            unused.discard(draft.row["id"])
+            (new if is_new else repeated).append(draft)
+        return new, repeated

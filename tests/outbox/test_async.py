@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import (
 
 from inbox import AsyncInbox, Outcome
 from outbox import Message, Outbox
-from outbox.errors import InvalidMessage, TablesMissing, UnusableConnection
+from outbox.errors import AlreadyPublished, InvalidMessage, TablesMissing, UnusableConnection
 from tests.support import accounts
 from tests.support.cases import case
 from tests.support.database import Database
@@ -236,3 +236,25 @@ def test_the_wake_up_leaves_nothing_behind(shop: Database) -> None:
     run(shop, work)
     run(shop, work, pool_size=1, max_overflow=0) if shop.name != "sqlite" else run(shop, work)
     assert texts(shop.engine()) == ["a"] * 8
+
+
+@every_way
+def test_publishing_an_id_again(migrated: Database, way: Way) -> None:
+    """A repeated id raises where the row is written, if that is wanted, and is told after the transaction."""
+    told: list[str | None] = []
+    refusing = Outbox(on_repeat="raise", on_event=lambda each: told.append(each.message_id))
+
+    async def work(engine: AsyncEngine) -> None:
+        async with way(engine) as handle:
+            assert await refusing.publish(handle, TOPIC, "1", id="a") == "a"
+        with pytest.raises(AlreadyPublished, match="id='a'"):
+            await again(engine)
+        assert told == ["a"]
+
+    async def again(engine: AsyncEngine) -> None:
+        async with way(engine) as handle:
+            await refusing.publish(handle, TOPIC, "never", id="a")
+            assert told == []
+
+    run(migrated, work)
+    assert texts(migrated.engine()) == ["1"]

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import product
 from typing import Any
 
@@ -10,7 +11,7 @@ from sqlalchemy import Engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from inbox import is_transient
+from inbox import Event, EventKind, is_transient
 from inbox_outbox_base.databases.registry import relaying
 from outbox import (
     Envelope,
@@ -26,7 +27,7 @@ from outbox import (
     retry,
 )
 from outbox._relaying.chores import Overtaken, forget_sent
-from outbox.errors import InvalidMessage
+from outbox.errors import AlreadyPublished, InvalidMessage, InvalidOption
 from tests.support.database import Database
 from tests.support.on_servers import WITH_WRITERS, on, spread
 from tests.support.outbox_publishers import ACCEPTED, TABLES, Recorder, let_leases_end
@@ -340,3 +341,93 @@ def test_a_purge_whose_first_letters_others_have_taken(migrated: Database) -> No
     in_between(purging, "SELECT outbox_dead.id", take_it_and_leave_another)
     assert purge_dead(purging, 0) == 1
     assert not peek(engine, state="dead")
+
+
+REFUSING = Outbox(on_repeat="raise")
+
+
+@every_way
+def test_publishing_again_raises(engine: Engine, way: Way) -> None:
+    """With `on_repeat="raise"`, publishing an id again raises, in every kind of transaction."""
+    with way(engine) as handle:
+        REFUSING.publish_many(handle, [Message(TOPIC, "1", id="a"), Message(TOPIC, "2", id="b")])
+    many = [Message(TOPIC, "never", id=each) for each in ("c", "b", "d", "c", "a")]
+
+    def again() -> None:
+        with way(engine) as handle:
+            REFUSING.publish(handle, TOPIC, "never")
+            REFUSING.publish_many(handle, many)
+
+    with pytest.raises(AlreadyPublished, match=r"^id='b', 'c', 'a': the outbox knows") as raised:
+        again()
+    assert raised.value.ids == ("b", "c", "a")
+    with way(engine) as handle:
+        REFUSING.publish_many(handle, [Message(TOPIC, "3", id="c"), Message(TOPIC, "4", id="d")])
+    assert sorted(texts(engine)) == ["1", "2", "3", "4"]
+
+
+@on("sqlite", "postgresql", "mariadb")
+def test_going_on_after_a_repeated_id(engine: Engine) -> None:
+    """A caller on a Connection that catches the error may go on: only the repeated messages are missing, and
+    every id that is then in use has its message."""
+    publish(engine, "1", id="a")
+    with engine.begin() as connection:
+        with pytest.raises(AlreadyPublished):
+            REFUSING.publish_many(connection, [Message(TOPIC, each, id=each) for each in "abcdeabcde"])
+        REFUSING.publish(connection, TOPIC, "f", id="f")
+    assert sorted(texts(engine)) == ["1", "b", "c", "d", "e", "f"]
+    for each in "abcdef":
+        publish(engine, each, id=each)
+    assert sorted(texts(engine)) == ["a", "b", "c", "d", "e", "f"]
+
+
+@spread("on_repeat, end", product(["ignore", "raise"], ["commit", "rollback"]))
+def test_repeats_are_told_after_the_transaction(engine: Engine, on_repeat: Any, end: str) -> None:
+    """Each repeated message is an event, whether the transaction commits or not; hooks are called once it has
+    ended, when the connection begins the next one or is returned."""
+    told: list[Event] = []
+
+    def hook(told_of: Event) -> None:
+        with engine.connect() as other:  # would wait if the transaction still had its locks
+            OUTBOX.publish(other, TOPIC, "never", id=f"free-{len(told)}")
+        told.append(told_of)
+
+    watched = Outbox(on_repeat=on_repeat, on_event=hook)
+    publish(engine, "1", id="a")
+    raised = nullcontext() if on_repeat == "ignore" else pytest.raises(AlreadyPublished)
+    with engine.connect() as connection:
+        for number in range(2):
+            watched.publish(connection, TOPIC, "2", id=f"free-{number}")
+            with raised:
+                watched.publish(connection, TOPIC, "never", key="k", id="a")
+            before = len(told)
+            getattr(connection, end)()
+            assert len(told) == before
+        assert len(told) == 1
+    assert told == [Event(kind=EventKind.REPEATED, topic=TOPIC, key="k", message_id="a")] * 2
+
+
+def test_repeats_of_a_session(postgres: Database) -> None:
+    """A Session's repeated messages are told after its commit, or after the commit that they made fail."""
+    told: list[str | None] = []
+    engine = postgres.engine()
+    publish(engine, "1", id="a")
+    for on_repeat in ("ignore", "raise"):
+        watched = Outbox(on_repeat=on_repeat, on_event=lambda each: told.append(each.message_id))
+        expected = nullcontext() if on_repeat == "ignore" else pytest.raises(AlreadyPublished)
+        with Session(engine) as session, expected:
+            assert watched.publish(session, TOPIC, "never", id="a") == "a"
+            session.commit()
+        assert told == ["a"]
+        told.clear()
+    assert texts(engine) == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"on_repeat": "skip"}, "on_repeat='skip': expected one of"), ({"on_event": 7}, "on_event=7: expected")],
+)
+def test_bad_options_about_repeats(options: Any, said: str) -> None:
+    """An invalid option is named."""
+    with pytest.raises(InvalidOption, match=said):
+        Outbox(**options)
