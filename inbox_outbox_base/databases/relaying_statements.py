@@ -290,7 +290,7 @@ def due(tables: OutboxTables) -> Select[Any]:
     return (
         select(c.id)
         .where(c.available_at <= _now(), among(tables.delayed, "bucket"))
-        .order_by(c.available_at, c.id)
+        .order_by(c.available_at, c.sequence)
         .limit(bindparam("limit", type_=Integer))
     )
 
@@ -310,13 +310,13 @@ def add_due(tables: OutboxTables) -> Insert:
     times."""
     c = tables.delayed.c
     rows = select(*content(tables.delayed), movable(c.available_at))
-    rows = rows.where(among(tables.delayed, "id")).order_by(c.available_at, c.id)
+    rows = rows.where(among(tables.delayed, "id")).order_by(c.available_at, c.sequence)
     return insert(tables.message).from_select((*CONTENT, "retry_at"), rows)
 
 
 @cache
 def forget_delayed(tables: OutboxTables) -> Delete:
-    """Delete a delayed message that can be sent now; by its key alone, so that it waits for no other row."""
+    """Delete a delayed message that can be sent now; by its id alone, so that it waits for no other row."""
     return delete(tables.delayed).where(tables.delayed.c.id == bindparam("id_"))
 
 

@@ -70,11 +70,19 @@ class _BucketFirst(PrimaryKeyConstraint):
     With an index on the sequence alone, its planner may read all buckets to find the oldest messages of one.
     """
 
+    first = "bucket"
+
+
+class _IdFirst(_BucketFirst):
+    """The same on id and sequence. A sequence that is behind the rows, as in a logical copy, refuses none."""
+
+    first = "id"
+
 
 @compiles(_BucketFirst)
 def _bucket_first(constraint: _BucketFirst, compiler: DDLCompiler, **kw: Any) -> str:
     if storing(compiler.dialect.name).numbers_any_column:
-        return f"CONSTRAINT {constraint.name} PRIMARY KEY (bucket, sequence)"
+        return f"CONSTRAINT {constraint.name} PRIMARY KEY ({constraint.first}, sequence)"
     return compiler.visit_primary_key_constraint(constraint, **kw)
 
 
@@ -143,7 +151,8 @@ def _message(metadata: MetaData) -> Table:
 
 
 def _delayed(metadata: MetaData) -> Table:
-    """Messages that are not due yet; when they are, a relay moves them to `outbox_message`."""
+    """Messages that are not due yet; when they are, a relay moves them to `outbox_message`. The sequence is
+    the order of those that are due at the same time."""
     delayed = Table(
         "outbox_delayed",
         metadata,
@@ -152,9 +161,12 @@ def _delayed(metadata: MetaData) -> Table:
         Column("bucket", SmallInteger, nullable=False),
         *_content(),
         _own_id(),
-        PrimaryKeyConstraint("id", name="outbox_delayed_pkey"),
+        Column("sequence", number(), autoincrement=True, nullable=False),
+        _IdFirst("sequence", name="outbox_delayed_pkey"),
         **options(),
     )
+    # If the primary key begins with the id, this index is empty.
+    Index("outbox_delayed_id", delayed.c.id, **where(literal_column("false")))
     Index("outbox_delayed_available_at", delayed.c.available_at)
     return delayed
 

@@ -67,7 +67,9 @@ def upgrade() -> None:
     numbered: dict[str, Any] = {"schema": schema, **options(numbered=True)}
     numbers_any_column = storing(context.dialect.name).numbers_any_column
     # On databases other than PostgreSQL, the column that numbers the rows has to begin the key.
-    by_bucket = ("bucket", "sequence") if numbers_any_column else ("sequence",)
+    by_bucket, by_id = (
+        ((first, "sequence") if numbers_any_column else ("sequence",)) for first in ("bucket", "id")
+    )
     op.create_table(
         "outbox_message",
         sa.Column("bucket", sa.SmallInteger, nullable=False),
@@ -99,9 +101,11 @@ def upgrade() -> None:
         sa.Column("bucket", sa.SmallInteger, nullable=False),
         *_content(),
         _own_id(),
-        sa.PrimaryKeyConstraint("id", name="outbox_delayed_pkey"),
+        _number("sequence"),
+        sa.PrimaryKeyConstraint(*by_id, name="outbox_delayed_pkey"),
         **given,
     )
+    op.create_index("outbox_delayed_id", "outbox_delayed", ["id"], schema=schema, **where(sa.text("false")))
     op.create_index("outbox_delayed_available_at", "outbox_delayed", ["available_at"], schema=schema)
     op.create_table(
         "outbox_dead",

@@ -117,7 +117,7 @@ def _aside(tables: OutboxTables, state: MessageState, *filters: str) -> Select[A
     if state is MessageState.DEAD:
         return _viewed(tables.dead, _DEAD, filters).order_by(tables.dead.c.dead_at, tables.dead.c.id)
     c = tables.delayed.c
-    return _viewed(tables.delayed, ("available_at",), filters).order_by(c.available_at, c.id)
+    return _viewed(tables.delayed, ("available_at",), filters).order_by(c.available_at, c.sequence)
 
 
 def _viewed(table: Table, names: tuple[str, ...], filters: tuple[str, ...]) -> Select[Any]:

@@ -5,7 +5,7 @@ from sqlalchemy.exc import DBAPIError
 
 from inbox_outbox_base.databases import relaying_statements
 from inbox_outbox_base.databases.registry import relaying
-from inbox_outbox_base.databases.relaying import Relaying
+from inbox_outbox_base.databases.relaying import Relaying, completed
 from inbox_outbox_base.words.outgoing import Draft
 from outbox.schema import OutboxTables
 
@@ -51,7 +51,7 @@ class Rows:
             if later:
                 names = relaying_statements.columns(later)
                 statement = relaying_statements.add_delayed(self._tables, names, from_clock=from_clock)
-                connection.execute(statement, later)
+                connection.execute(statement, completed(later, names))
 
     def _divided(self, connection: Connection, drafts: list[Draft]) -> tuple[list[Draft], list[Draft]]:
         """The drafts whose ids are not in use (of several with one id, the first), and the others."""

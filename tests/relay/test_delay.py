@@ -2,6 +2,7 @@
 
 import threading
 import time
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -140,12 +141,16 @@ def _let_time_pass(engine: Engine, by: timedelta = timedelta(hours=12)) -> None:
 
 def test_messages_due_at_the_same_time(engine: Engine) -> None:
     """Messages of one key with the same due time are sent in the order in which they were published, together
-    or one by one."""
+    or one by one, whatever their ids are."""
     due = datetime.now(UTC) + timedelta(hours=1)
     names = [f"a{number}" for number in range(60)]
-    publish(engine, *names[:30], available_at=due)
-    for name in names[30:]:
-        publish(engine, name, available_at=due)
+    made = [
+        replace(each, id=f"order-{100 - number}" if number % 3 else None)
+        for number, each in enumerate(messages(names, available_at=due))
+    ]
+    for start, stop in ((0, 30), *((each, each + 1) for each in range(30, 60))):
+        with engine.begin() as connection:
+            Outbox().publish_many(connection, made[start:stop])
     _let_time_pass(engine)
     publisher = Recorder()
     assert relay(engine, publisher) == 60
