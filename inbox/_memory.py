@@ -5,16 +5,30 @@ import os
 import threading
 from collections.abc import Hashable
 from dataclasses import dataclass
-from weakref import ReferenceType, WeakKeyDictionary, ref
+from weakref import ReferenceType, ref
 
-from sqlalchemy import Connection, Engine, Pool, RootTransaction
+from sqlalchemy import Connection, Engine, RootTransaction
 
 from inbox._listening.outcome import Outcome
 from inbox_outbox_base.calls import clock
 from inbox_outbox_base.checks.keys import is_mismatch
+from inbox_outbox_base.transactions.memories import Memories
 from inbox_outbox_base.words.incoming import Verdict
 
-_places: WeakKeyDictionary[Pool, object] = WeakKeyDictionary()
+
+class _History:
+    """What happens in a database until one of our connections to it breaks: the next connection may lead to
+    a server that has lost commits."""
+
+    def __init__(self) -> None:
+        self.token = object()
+
+    def end(self) -> None:
+        """Nothing that was remembered is found any more."""
+        self.token = object()
+
+
+_histories = Memories(_History, _History.end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +133,10 @@ class Memory:
 
 def place_of(bind: Engine | Connection, key: str) -> Hashable:
     """A key in the tables to which the options of an engine or a connection lead."""
-    # The pool stands for the database: engines with options of their own share it.
-    pool = bind.engine.pool
-    # An object instead of the pool itself: a remembered key must not keep a pool alive.
-    place = _places.get(pool) or _places.setdefault(pool, object())
     translated = bind.get_execution_options().get("schema_translate_map")
-    return (place, key, frozenset(translated.items()) if translated else None)
+    return (history_of(bind.engine), key, frozenset(translated.items()) if translated else None)
+
+
+def history_of(engine: Engine) -> object:
+    """Stands for the database behind an engine, as long as no connection to it breaks."""
+    return _histories.of(engine.pool).token

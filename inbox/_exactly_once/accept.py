@@ -89,7 +89,7 @@ def accept(
     except DBAPIError as error:
         raise_clearer(connection, attempt.tables.message, error)
     # After the take, because an earlier read would fix what the transaction can see.
-    if policy.known(connection) is None:
+    if not policy.is_seen(connection):
         _agree(connection, policy, attempt, {attempt.key} if taken is True else ())
     if taken is True:
         return Verdict.NEW, None
@@ -173,7 +173,7 @@ def accept_many(
                 known |= database.find_many(connection, replace(batch, keys=others))
         except DBAPIError as error:
             raise_clearer(connection, tables.message, error)
-        if policy.known(connection) is None:
+        if not policy.is_seen(connection):
             _agree(connection, policy, batch, taken)
     return list(_verdicts(messages, old, taken, known))
 

@@ -6,7 +6,7 @@ The code is synchronous; `AsyncInbox` runs it inside SQLAlchemy's `run_sync`.
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from datetime import datetime
 from typing import Any
 
@@ -134,6 +134,8 @@ class Transaction:
         if self.verdict is Verdict.NEW and self.result is not None:
             self._store_result()
         self.leave()  # SQLAlchemy sends statements of its own for a two-phase COMMIT
+        # Before the COMMIT: if another connection breaks meanwhile, this one may be lost.
+        place = place_of(self.connection, self.key)
         try:
             self._handle.commit()
         except DBAPIError as error:
@@ -142,18 +144,19 @@ class Transaction:
                 raise
             with OWN:
                 self._resolve(error)
+            place = place_of(self.connection, self.key)
             self._events.append(EventKind.COMMIT_RESOLVED)
         if self.verdict is Verdict.NEW:
             self._events.append(EventKind.TAKEN)
             # A session on the caller's connection may be in a transaction that the caller rolls back later.
             if self._terms.memory is not None and isinstance(self.bind, Engine):
-                self._remember(self._terms.memory)
+                self._remember(self._terms.memory, place)
 
-    def _remember(self, memory: Memory) -> None:
+    def _remember(self, memory: Memory, place: Hashable) -> None:
         """Called after the commit."""
         text = None if self.result is None else encode_result(self.result)
         known = Known(self._attempt.digest, text)
-        memory.remember(place_of(self.connection, self.key), known, self._terms.policy.kept(self.connection))
+        memory.remember(place, known, self._terms.policy.kept(self.connection))
 
     def roll_back(self, handle: Connection | Session, error: BaseException) -> None:
         """Roll back after this error, but only in the process that began the transaction."""

@@ -106,7 +106,11 @@ class StatusConsumer:
     ) -> tuple[str, Hold | Outcome]:
         """Claim a message, or return why not, with the stored key. Synchronous for every kind of store."""
         stored_key = self._stored_key(key, message_id)
-        known = None if self._memory is None or stored_key is None else self._memory.recall(stored_key)
+        known = (
+            None
+            if self._memory is None or stored_key is None
+            else self._memory.recall((self.store.history, stored_key))
+        )
         if stored_key is not None and known is not None:
             return stored_key, self._refused(known.outcome(digest(payload)), stored_key)
         request = self._request(stored_key or "", payload)
@@ -190,7 +194,9 @@ class StatusConsumer:
             if self._memory is not None:
                 # Remember it no longer than the record itself is kept.
                 age = answer.now - record.updated_at
-                self._memory.remember(record.key, known, (self.retention.duration - age).total_seconds())
+                self._memory.remember(
+                    (self.store.history, record.key), known, (self.retention.duration - age).total_seconds()
+                )
             return known.outcome(None)
         if answer.verdict is Verdict.IN_FLIGHT:
             wait, left = self.backoff.delay(record.attempts_started), answer.lease_left.total_seconds()

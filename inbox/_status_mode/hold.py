@@ -133,11 +133,13 @@ class Hold(MessageLease):
             LeaseLost: somebody else has the message.
         """
         change = Change(status=Status.CONSUMED, finished=1, result=text, forget_after=self._request.retention)
+        # Before the end is written: if another connection breaks meanwhile, the record may be lost.
+        history = None if self._store is None else self._store.history
         self._end(change, "completing")
         if self._memory is not None and self._store is not None:
             # Memory may answer duplicates only after the store has recorded the end.
             known = Known(self._answer.record.digest, text)
-            self._memory.remember(self.held.key, known, self._request.retention)
+            self._memory.remember((history, self.held.key), known, self._request.retention)
         self.emit(EventKind.COMPLETED)
 
     def fail(self, error: BaseException, *, for_good: bool) -> None:

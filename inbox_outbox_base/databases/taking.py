@@ -123,6 +123,10 @@ class Taking(ABC):
         """Whether each statement on this connection commits. May begin SQLAlchemy's transaction, as the next
         statement would."""
 
+    def search_path(self, connection: Connection) -> bytes | None:
+        """Where the session looks for tables without a schema; None if the driver does not know."""
+        return None
+
     @abstractmethod
     def delete_oldest(
         self, connection: Connection, aging: Aging, parameters: dict[str, Any]

@@ -2,20 +2,22 @@
 
 An inbox declares its policy with the first message that it takes, in that message's transaction: the policy
 is stored if and only if the message is. Nobody waits: each declaration is a row with its own id, and of a
-consumer's rows, the longest times count. A process that has seen the row does not ask again.
+consumer's rows, the longest times count. A process that has seen the row asks once a minute whether it is
+still there: the database may have gone back to an earlier state, or its tables may have been made anew.
 """
 
 import logging
 import math
 import operator
 import os
+import time
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from sqlalchemy import Connection, Pool, Row, Transaction
+from sqlalchemy import Connection, Row, Transaction
 from sqlalchemy.exc import DBAPIError
 
 from inbox_outbox_base.checks.keys import DIGEST_FORMAT
@@ -26,6 +28,9 @@ from inbox_outbox_base.databases.registry import database_of
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import PolicyConflict
 from inbox_outbox_base.tables.inbox import Tables
+
+from . import memories
+from .memories import Memories, tenant_of
 
 Mode = Literal["exactly-once", "status"]
 
@@ -79,6 +84,8 @@ class _Memo:
 
     known: dict[Any, Retention] = field(default_factory=dict)
     """By declaration: how long its keys are kept, once the database has agreed."""
+    seen: dict[Any, float] = field(default_factory=dict)
+    """By declaration, when the database was last asked."""
     declared: dict[Any, "tuple[weakref.ref[Transaction], weakref.ref[Transaction]]"] = field(
         default_factory=dict
     )
@@ -105,8 +112,7 @@ def _is_active(transaction: Transaction | None) -> bool:
     return transaction is not None and transaction.is_active
 
 
-# By pool: engines with options of their own share it, and the database behind it.
-_memos: "weakref.WeakKeyDictionary[Pool, _Memo]" = weakref.WeakKeyDictionary()
+_memos: Memories[_Memo] = Memories(_Memo, lambda memo: memo.seen.clear())
 
 
 class Declaration:
@@ -130,10 +136,14 @@ class Declaration:
         self._seconds = times(self.asked, dead_retention)
         self._key = (tables.message.schema, consumer, mode, *self._seconds.values())
 
-    def known(self, connection: Connection) -> Retention | None:
-        """How long keys are kept; None if this process has not seen the stored policy yet."""
-        memo = _memos.get(connection.engine.pool)
-        return None if memo is None else memo.known.get(self._place(connection))
+    def is_seen(self, connection: Connection) -> bool:
+        """Whether this process has seen the stored policy within the last minute, and no connection has
+        broken since. If not, call `agree`."""
+        seen = _memos.of(connection.engine.pool).seen.get(self._place(connection))
+        return seen is not None and time.monotonic() - seen < memories.BELIEVED
+
+    def _known(self, connection: Connection) -> Retention | None:
+        return _memos.of(connection.engine.pool).known.get(self._place(connection))
 
     def retention(self, connection: Connection) -> Retention:
         """How long keys are kept.
@@ -142,11 +152,11 @@ class Declaration:
         """
         if self.asked is not None:
             return self.asked
-        return self.known(connection) or self.agree(connection, is_new=False)
+        return self._known(connection) or self.agree(connection, is_new=False)
 
     def kept(self, connection: Connection) -> float:
         """In seconds and without a query: the requested time, else the known or the default one."""
-        return (self.asked or self.known(connection) or Retention()).duration.total_seconds()
+        return (self.asked or self._known(connection) or Retention()).duration.total_seconds()
 
     def agree(self, connection: Connection, *, is_new: bool) -> Retention:
         """Compare with the stored policy; with a new message, store the values that it lacks.
@@ -155,7 +165,7 @@ class Declaration:
             PolicyConflict: the stored policy differs.
             TablesMissing: the table does not exist.
         """
-        memo, place = _memos.setdefault(connection.engine.pool, _Memo()), self._place(connection)
+        memo, place = _memos.of(connection.engine.pool), self._place(connection)
         if memo.is_certain_in(place, connection.get_transaction()):
             return self.asked or Retention()
         innermost = connection.get_nested_transaction() or connection.get_transaction()
@@ -169,8 +179,10 @@ class Declaration:
             if not codes.is_denied(error):
                 raise_clearer(connection, self._tables.consumer, error)
             # The role has no right to the table: go on without it, and warn once.
-            kept = memo.known[place] = self.asked or Retention()
-            self._warn(kept, error)
+            kept, is_known = self.asked or Retention(), place in memo.known
+            memo.known[place], memo.seen[place] = kept, time.monotonic()
+            if not is_known:
+                self._warn(kept, error)
             return kept
 
     def _agree(
@@ -178,8 +190,9 @@ class Declaration:
     ) -> Retention:
         stored = look(connection, self._tables, self._consumer).get(self._consumer)
         kept = self.asked or (stored.kept if stored else Retention())
-        transaction, consumer = connection.get_transaction(), (self._consumer, place[0][0], place[1:])
-        if stored is None or self._asks_for_more(stored):
+        transaction, consumer = connection.get_transaction(), (self._consumer, place[0][0], place[1])
+        # An operator may have changed the policy since it was first seen; then it stays as it is.
+        if stored is None or (place not in memo.known and self._asks_for_more(stored)):
             # Only a new message declares, and only one open transaction of this process at a time.
             if not is_new or (memo.is_under_way(consumer) and not memo.is_declared_in(consumer, transaction)):
                 return kept
@@ -190,7 +203,7 @@ class Declaration:
                 return kept
         elif memo.is_declared_in(consumer, transaction):  # perhaps by another inbox of this name
             return kept
-        memo.known[place] = kept
+        memo.known[place], memo.seen[place] = kept, time.monotonic()
         return kept
 
     def _asks_for_more(self, stored: Policy) -> bool:
@@ -222,9 +235,8 @@ class Declaration:
         return row(self._consumer, self._mode, chosen)
 
     def _place(self, connection: Connection) -> Any:
-        """One declaration in one schema: a map of schemas leads to other tables."""
-        translated = connection.get_execution_options().get("schema_translate_map")
-        return (self._key, *translated.items()) if translated else (self._key,)
+        """One declaration in one schema."""
+        return self._key, tenant_of(connection)
 
     def _warn(self, kept: Retention, error: DBAPIError) -> None:
         _log.warning(

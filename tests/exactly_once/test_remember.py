@@ -170,6 +170,26 @@ def test_each_database_has_its_own_memory(engine: Engine, migrated: Database) ->
         other.close()
 
 
+@on("sqlite", "postgresql")
+def test_nothing_is_remembered_after_a_broken_connection(engine: Engine) -> None:
+    """After a connection has broken, the database may have lost commits: each key is looked up again, and a
+    key that is not there any more is NEW."""
+    inbox = Inbox("billing", remember=10)
+    for key in ("a", "b"):
+        with inbox.transaction(engine, key) as work:
+            assert work.is_new
+    with engine.connect() as connection:
+        connection.execute(text("DELETE FROM inbox_message WHERE consumer = 'billing'"))
+        connection.commit()
+    with silent(engine), inbox.transaction(engine, "a") as work:
+        assert work.verdict is Verdict.DUPLICATE
+    with engine.connect() as connection:
+        connection.invalidate()
+    for key in ("a", "b"):
+        with inbox.transaction(engine, key) as work:
+            assert work.is_new
+
+
 def test_each_schema_has_its_own_memory(postgres: Database) -> None:
     """One inbox used with tenants that differ in `schema_translate_map` does not mix them up."""
     engine, inbox = postgres.engine(), Inbox("billing", remember=10)

@@ -27,6 +27,7 @@ from inbox import (
 from inbox._listening.outcome import Action
 from inbox.errors import InvalidOption, PolicyConflict, TablesMissing
 from inbox.schema import tables
+from inbox_outbox_base.transactions import memories, policy
 from tests.support.database import Database
 from tests.support.on_servers import WITH_WRITERS, on, spread
 from tests.support.status_mode.stores import Place
@@ -391,6 +392,45 @@ def test_a_process_asks_once(engine: Engine) -> None:
     take(tenant, Inbox("billing", retention=MONTH), "d")
     take(tenant, Inbox("billing", retention=MONTH), "e")
     assert len([each for each in statements if "FROM inbox_consumer" in each]) == 1
+
+
+def let_a_minute_pass(engine: Engine) -> None:
+    """Make what this process has seen in the engine's database a minute older."""
+    seen = policy._memos.of(engine.pool).seen
+    seen.update({place: when - memories.BELIEVED for place, when in seen.items()})
+
+
+@pytest.mark.parametrize("ends", [lambda engine: engine.connect().invalidate(), let_a_minute_pass])
+@on("sqlite", "postgresql")
+def test_the_database_has_lost_the_policy(engine: Engine, ends: Callable[[Engine], None]) -> None:
+    """If the database goes back to an earlier state, or its tables are made anew, while a process goes on,
+    the policy is stored again with its next message: at once if a connection has broken, else after a
+    minute."""
+    billing, silent = Inbox("billing", retention=MONTH), Inbox("orders")
+    set_policy(engine, "orders", mode="exactly-once", retention=MONTH)
+    assert take(engine, billing, "a") == take(engine, silent, "a") == [Verdict.NEW]
+    take(engine, billing, "b")
+    with engine.begin() as connection:
+        connection.execute(TABLES.consumer.delete())
+    ends(engine)
+    take(engine, billing, "c")
+    take(engine, silent, "c")
+    assert policies(engine) == {
+        "billing": ("exactly-once", MONTH, None),
+        "orders": ("exactly-once", WEEK, None),
+    }
+
+
+@on("sqlite")
+def test_an_old_process_leaves_a_policy_that_an_operator_has_shortened(engine: Engine) -> None:
+    """A process that has seen a longer retention neither stores it again nor fails when it looks again."""
+    billing = Inbox("billing", retention=MONTH)
+    take(engine, billing, "a")
+    take(engine, billing, "b")
+    set_policy(engine, "billing", retention=WEEK)
+    let_a_minute_pass(engine)
+    assert take(engine, billing, "c") == [Verdict.NEW]
+    assert policies(engine) == {"billing": ("exactly-once", WEEK, None)}
 
 
 def claim_orders(engine: Engine, key: str) -> None:

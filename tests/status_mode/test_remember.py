@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from inbox import EventKind, Verdict, discard
+from inbox import EventKind, SqlStore, Verdict, discard
 from inbox._memory import Known, Memory
 from inbox._status_mode.stores import ClaimAnswer, Request, Store
 from inbox.errors import LeaseLost
@@ -54,6 +54,24 @@ def test_a_duplicate_is_answered_without_the_store(store: Store, asked: Asked) -
     assert asked.times == 1
     assert stored(store) == before
     assert events[2:] == [EventKind.DUPLICATE] * 2 + [EventKind.MISMATCH, EventKind.DUPLICATE]
+
+
+@on("sqlite", "redis", fixture="place")
+def test_nothing_is_remembered_after_a_break(store: Store, asked: Asked) -> None:
+    """After a connection has broken, or if Redis has forgotten its scripts, the store may have lost records:
+    it is asked again."""
+    inbox = status_inbox(store, remember=10, on_refusal="return")
+    for _ in range(3):
+        deliver(inbox)
+    assert asked.times == 1
+    if isinstance(store, SqlStore):
+        store.engine.connect().invalidate()
+    else:
+        getattr(store, "_client").script_flush()  # noqa: B009 - as a failover does
+    with inbox.claim("another"):
+        pass
+    assert deliver(inbox).verdict is Verdict.DUPLICATE
+    assert asked.times == 3
 
 
 @on("sqlite", fixture="place")

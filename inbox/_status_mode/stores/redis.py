@@ -69,6 +69,7 @@ class RedisStore(Store):
         self._client: Any = client
         self._is_cluster = not isinstance(client, redis.Redis | redis.asyncio.Redis)
         self._prefix = prefix
+        self._history = object()
         self._transient = (
             redis.exceptions.ConnectionError,
             redis.exceptions.TimeoutError,
@@ -173,6 +174,10 @@ class RedisStore(Store):
             return None
         return ClaimAnswer(verdict=judgement.verdict, record=found, now=now)
 
+    @property
+    def history(self) -> object:
+        return self._history
+
     def _add_or_look(self, name: bytes, request: Request) -> tuple[datetime, Record | int]:
         """The store's clock, and either the existing record or the new record's token."""
         given = () if request.digest is None else (request.digest,)
@@ -208,7 +213,8 @@ class RedisStore(Store):
         try:  # normally the only call
             result = self._client.execute_command("EVALSHA", script.sha, 1, name, *arguments)
             return self._called(result) if self.is_async else result
-        except self._errors:
+        except self._errors:  # perhaps a failover: the connection is broken, or the script is not there
+            self._history = object()
             return self._reached(lambda: self._evaluated(script, name, arguments))
         except BaseException:
             self._discard()

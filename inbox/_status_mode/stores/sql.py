@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sqlalchemy import Connection, Engine, StaticPool
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
+from inbox._memory import history_of
 from inbox_outbox_base.checks.retention import Retention
 from inbox_outbox_base.databases import claiming_statements
 from inbox_outbox_base.databases.missing import raise_clearer
@@ -83,6 +84,10 @@ class SqlStore(Store):
         self._claiming = claiming(sync_engine.dialect.name)
         self._own = self._database.committing_each(sync_engine)
         self._watchdog = Watchdog(self._database)
+
+    @property
+    def history(self) -> object:
+        return history_of(self.engine)
 
     def prepare(self) -> None:
         look(self.engine)
@@ -208,7 +213,7 @@ class SqlStore(Store):
 
     def _claim_on(self, connection: Connection, request: Request) -> ClaimAnswer | None:
         # First, because each statement commits: nothing may be claimed under a conflicting policy.
-        if request.policy is not None and request.policy.known(connection) is None:
+        if request.policy is not None and not request.policy.is_seen(connection):
             request.policy.agree(connection, is_new=True)
         answer = self._claiming.add_or_look(connection, self.tables, rows.new(request))
         if answer is None:  # purged in between

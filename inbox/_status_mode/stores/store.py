@@ -66,6 +66,12 @@ class Store(ABC):
     def _late(self) -> LateEnds:
         return LateEnds(self.write)
 
+    @property
+    def history(self) -> object:
+        """Another object once something shows that the store may have lost records: what was remembered
+        about it is not believed any more."""
+        return self
+
     def prepare(self) -> None:  # noqa: B027 - most stores have nothing to prepare
         """A listener calls this before the first message, for instance to warn of settings that lose
         messages."""

@@ -182,6 +182,11 @@ class PostgreSQLTaking(Taking):
     def reported(self, connection: Connection) -> object:
         return _driver(connection).pgconn.parameter_status(REPORTED)
 
+    def search_path(self, connection: Connection) -> bytes | None:
+        # The server reports each change from version 18 on.
+        path: bytes | None = _driver(connection).pgconn.parameter_status(b"search_path")
+        return path
+
     def is_ended(self, connection: Connection, mark: object = None) -> bool:
         server = _driver(connection).pgconn
         status = server.transaction_status
@@ -207,8 +212,8 @@ def _driver(connection: Connection) -> Any:
         raise UnsupportedDatabase(
             f"driver={connection.dialect.driver!r}: on PostgreSQL expected psycopg (version 3)"
         )
-    given = pooled(connection).dbapi_connection
-    return given.driver_connection if connection.dialect.is_async else given
+    given = pooled(connection)
+    return given.driver_connection if connection.dialect.is_async else given.dbapi_connection
 
 
 def _block(place: str) -> int:

@@ -1,0 +1,50 @@
+"""What a process remembers about a database: whose it is, and when it is no longer believed."""
+
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+from weakref import WeakKeyDictionary
+
+from sqlalchemy import Connection, Pool, event
+
+from inbox_outbox_base.databases.registry import database_of
+
+T = TypeVar("T")
+
+BELIEVED = 60.0
+"""Seconds for which a value is believed: somebody else may change it, or drop its table and make it anew."""
+
+
+class Memories(Generic[T]):
+    """An object for each pool. Engines with options of their own share a pool, and the database behind it.
+
+    When a connection of the pool breaks, `forget` is called with the object: the next connection may lead to
+    another server, or to an earlier state of the database.
+    """
+
+    def __init__(self, make: Callable[[], T], forget: Callable[[T], object]) -> None:
+        self._make = make
+        self._forget = forget
+        self._of_pools: WeakKeyDictionary[Pool, T] = WeakKeyDictionary()
+
+    def of(self, pool: Pool) -> T:
+        """The pool's object."""
+        found = self._of_pools.get(pool)
+        if found is None:
+            made = self._make()
+            found = self._of_pools.setdefault(pool, made)
+            if found is made:  # not by another thread
+                event.listen(pool, "invalidate", lambda *_: self._forget(made))
+        return found
+
+    def forget_all(self) -> None:
+        """Call `forget` for all pools."""
+        for each in list(self._of_pools.values()):
+            self._forget(each)
+
+
+def tenant_of(connection: Connection) -> Hashable:
+    """Where the names of tables lead, as far as the connection tells: by its map of schemas, and by its
+    search path."""
+    translated = connection.get_execution_options().get("schema_translate_map")
+    path = database_of(connection).search_path(connection)
+    return (frozenset(translated.items()) if translated else None, path)
