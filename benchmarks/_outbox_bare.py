@@ -25,7 +25,7 @@ _SELECT = """
     ORDER BY bucket, sequence
 """
 _DELETE = """
-    DELETE FROM outbox_message USING unnest(%s::smallint[], %s::bigint[]) AS given (bucket, sequence)
+    DELETE FROM outbox_message USING unnest(%s::integer[], %s::bigint[]) AS given (bucket, sequence)
     WHERE outbox_message.bucket = given.bucket AND outbox_message.sequence = given.sequence
 """
 

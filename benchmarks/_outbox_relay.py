@@ -20,7 +20,7 @@ _SELECT = """
     FROM outbox_message ORDER BY bucket, sequence LIMIT %s
 """
 _DELETE = """
-    DELETE FROM outbox_message USING unnest(%s::smallint[], %s::bigint[]) AS given (bucket, sequence)
+    DELETE FROM outbox_message USING unnest(%s::integer[], %s::bigint[]) AS given (bucket, sequence)
     WHERE outbox_message.bucket = given.bucket AND outbox_message.sequence = given.sequence
 """
 _AIMS = {"pgqueuer": 2.0, "procrastinate": 5.0, "faststream-outbox": 5.0}

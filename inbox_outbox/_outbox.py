@@ -65,8 +65,8 @@ def _print_status(found: OutboxStatus) -> None:
         _print_generations(found.generations)
     if found.stray:
         print(
-            f"{found.stray:,} of them are in buckets that do not exist: no relay will send them. "
-            "A program that publishes them uses another number of buckets."
+            f"{found.stray:,} of them are in buckets that do not exist: relays take them in within seconds. "
+            "A program that publishes them believes another number of buckets."
         )
     if found.relays:
         grid(

@@ -118,7 +118,7 @@ def drain(
     json: Json = False,
 ) -> None:
     """Send messages to a broker until none can be sent; exit code 4 if some are left, because they are
-    held, paused or in buckets that do not exist, or because the time is over."""
+    held or paused, or because the time is over."""
     options = _options(
         name, schema, batch, lease, poll, max_attempts, after_dead, keep_sent, listen_url, give_up_after
     )
@@ -132,7 +132,7 @@ def drain(
     else:
         print(f"{_described(done)}; {'an unknown number' if left is None else f'{left:,}'} left")
         if stray:
-            print(f"{stray:,} messages are in buckets that do not exist: no relay will send them.")
+            print(f"{stray:,} messages are in buckets that do not exist: a relay takes them in.")
     if left != 0 or stray != 0:
         raise typer.Exit(UNFINISHED)
 

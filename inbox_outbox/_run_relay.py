@@ -14,15 +14,15 @@ from typing import Literal, TypedDict
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
+import outbox
 from inbox import Event, EventKind
 from inbox_outbox_base.errors import secrets
 from outbox import Publisher, Relay
-from outbox._operating.status import can_leave
 
 from ._progress import ProgressLine
 
 _LOOK = 0.2
-"""Seconds between checks whether a message can be sent."""
+"""Seconds between checks whether the outbox is drained."""
 
 
 @dataclass(slots=True)
@@ -106,7 +106,7 @@ def _stopping_when_drained(
 
     def watch() -> None:
         while not ended.wait(_LOOK):
-            if (deadline is not None and time.monotonic() >= deadline) or not _can_leave(engine, schema):
+            if (deadline is not None and time.monotonic() >= deadline) or _is_drained(engine, schema):
                 relay.stop()
                 return
 
@@ -119,11 +119,11 @@ def _stopping_when_drained(
         watcher.join()
 
 
-def _can_leave(engine: Engine, schema: str | None) -> bool:
+def _is_drained(engine: Engine, schema: str | None) -> bool:
     try:
-        return can_leave(engine, schema=schema)
+        return outbox.is_drained(engine, schema=schema)
     except SQLAlchemyError:  # the relay waits for the database, too
-        return True
+        return False
 
 
 @contextmanager

@@ -66,6 +66,32 @@ def anything(table: Table) -> Select[Any]:
 
 
 @cache
+def due_strays(tables: OutboxTables) -> Select[Any]:
+    """Due delayed messages in buckets that do not exist."""
+    c = tables.delayed.c
+    is_stray = c.bucket.not_in(select(tables.bucket.c.bucket))
+    found = select(c.id, c.key).where(c.available_at <= select(utcnow()).scalar_subquery(), is_stray)
+    return found.order_by(c.available_at, c.id).limit(bindparam("limit", type_=Integer))
+
+
+@cache
+def take_in(tables: OutboxTables) -> Update:
+    """Move a message to another bucket; it keeps its sequence."""
+    c = tables.message.c
+    place = and_(c.bucket == bindparam("bucket_"), c.sequence == bindparam("sequence_"))
+    this = and_(place, c.id == bindparam("id_", type_=c.id.type))
+    return update(tables.message).where(this).values(bucket=bindparam("to", type_=c.bucket.type))
+
+
+@cache
+def take_in_delayed(tables: OutboxTables) -> Update:
+    """Move a delayed message to another bucket."""
+    c = tables.delayed.c
+    this = c.id == bindparam("id_", type_=c.id.type)
+    return update(tables.delayed).where(this).values(bucket=bindparam("to", type_=c.bucket.type))
+
+
+@cache
 def join(tables: OutboxTables) -> Insert:
     """Insert a new relay."""
     c = tables.relay.c

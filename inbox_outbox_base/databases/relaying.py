@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from sqlalchemy import Connection, Insert, Select, Table, func, select
+from sqlalchemy import Connection, Insert, Row, Select, Table, func, select
 
 from inbox_outbox_base.tables.outbox import OutboxTables
 
@@ -191,6 +191,18 @@ class Relaying:
             found += [(row.key, row.bucket, row.sequence) for row in rows]
         return found
 
+    def first_used(self, connection: Connection, buckets: range) -> int | None:
+        """The first of these neighbouring buckets that has a message."""
+        given = {"first": buckets.start, "last": buckets.stop - 1}
+        statement = self._by_bucket(relaying_statements.first_used(self.tables))
+        first: int | None = connection.execute(statement, given).scalar()
+        return first
+
+    def oldest(self, connection: Connection, bucket: int, low: int, limit: int) -> Sequence[Row[Any]]:
+        """The places, ids and keys of the oldest messages of a bucket above a sequence."""
+        given = {"bucket": bucket, "low": low, "limit": limit}
+        return connection.execute(self._by_bucket(relaying_statements.oldest(self.tables)), given).all()
+
     def payloads(self, connection: Connection, letters: Sequence[Letter]) -> dict[int, bytes]:
         """The payloads of some messages, by their sequence."""
         statement = relaying_statements.payloads(self.tables)
@@ -248,6 +260,14 @@ class Relaying:
             UnsafeSequence: each session caches numbers, so the list would not be complete.
         """
         return None
+
+    def check_sequence(self, connection: Connection, writers: Writers) -> None:
+        """Refuse a sequence that will draw the numbers of waiting messages again. Most databases cannot have
+        one: they draw above the highest number in the table.
+
+        Raises:
+            UnsafeSequence: the sequence is behind the messages.
+        """
 
     def running(self, connection: Connection) -> frozenset[str]:
         """The running transactions of others, if `retiring_isolation` does not show their messages; those

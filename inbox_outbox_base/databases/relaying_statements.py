@@ -180,6 +180,23 @@ def pending(tables: OutboxTables, *, unknown: bool, unpaused: bool) -> Select[An
 
 
 @cache
+def first_used(tables: OutboxTables) -> Select[Any]:
+    """The lowest bucket between two numbers that has a message."""
+    bucket = tables.message.c.bucket
+    between = bucket.between(bindparam("first", type_=Integer), bindparam("last", type_=Integer))
+    return select(func.min(bucket)).where(between)
+
+
+@cache
+def oldest(tables: OutboxTables) -> Select[Any]:
+    """The places, ids and keys of the oldest messages of a bucket above a sequence."""
+    c = tables.message.c
+    place = and_(c.bucket == bindparam("bucket"), c.sequence > bindparam("low"))
+    found = select(c.bucket, c.sequence, c.id, c.key).where(place)
+    return found.order_by(c.sequence).limit(bindparam("limit", type_=Integer))
+
+
+@cache
 def tally(tables: OutboxTables) -> Select[Any]:
     """For one bucket, how many messages there are up to a sequence, and the sum of their sequences."""
     c = tables.message.c

@@ -12,7 +12,6 @@ from sqlalchemy import (
     Integer,
     MetaData,
     PrimaryKeyConstraint,
-    SmallInteger,
     String,
     Table,
     literal_column,
@@ -128,7 +127,7 @@ def _message(metadata: MetaData) -> Table:
     message = Table(
         "outbox_message",
         metadata,
-        Column("bucket", SmallInteger, nullable=False),
+        Column("bucket", Integer, nullable=False),
         Column("sequence", number(), autoincrement=True, nullable=False),
         _id(),
         *_content(),
@@ -158,7 +157,7 @@ def _delayed(metadata: MetaData) -> Table:
         metadata,
         _id(),
         Column("available_at", UtcDateTime, nullable=False),
-        Column("bucket", SmallInteger, nullable=False),
+        Column("bucket", Integer, nullable=False),
         *_content(),
         _own_id(),
         Column("sequence", number(), autoincrement=True, nullable=False),
@@ -177,7 +176,7 @@ def _dead(metadata: MetaData) -> Table:
         "outbox_dead",
         metadata,
         _id(),
-        Column("bucket", SmallInteger, nullable=False),
+        Column("bucket", Integer, nullable=False),
         *_content(),
         Column("attempts", Integer, nullable=False),
         Column("outcome", String(7), nullable=False),
@@ -220,15 +219,17 @@ def _bucket(metadata: MetaData) -> Table:
 
     Buckets with the same generation were added together, with neighbouring numbers; each key has one of them.
     New messages go to the last generation that is in use: a generation without `added_at` is still being
-    added, except for the first one, which never has it."""
+    added, except for the first one, which never has it. The numbers of a generation and of its buckets are
+    drawn at random: a database that has lost a generation, in a restore or a failover, gives its numbers to
+    no other one."""
     bucket = Table(
         "outbox_bucket",
         metadata,
-        Column("bucket", SmallInteger, nullable=False, autoincrement=False),
+        Column("bucket", Integer, nullable=False, autoincrement=False),
         Column("epoch", BigInteger),
         Column("mark", BigInteger),
         Column("mark_origin", String(255)),
-        Column("generation", Integer, nullable=False, server_default="1"),
+        Column("generation", BigInteger, nullable=False, server_default="1"),
         Column("added_at", UtcDateTime),
         PrimaryKeyConstraint("bucket", name="outbox_bucket_pkey"),
         **options(),
@@ -249,7 +250,7 @@ def _relay(metadata: MetaData) -> Table:
         Column("lease_until", UtcDateTime, nullable=False),
         Column("sending", long_text()),
         Column("joined_at", UtcDateTime, nullable=False, server_default=utcnow()),
-        Column("generation", Integer, nullable=False, server_default="0"),
+        Column("generation", BigInteger, nullable=False, server_default="0"),
         Column("keeps_sent", Boolean),
         PrimaryKeyConstraint("epoch", name="outbox_relay_pkey"),
         **options(),

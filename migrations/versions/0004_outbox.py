@@ -72,7 +72,7 @@ def upgrade() -> None:
     )
     op.create_table(
         "outbox_message",
-        sa.Column("bucket", sa.SmallInteger, nullable=False),
+        sa.Column("bucket", sa.Integer, nullable=False),
         _number("sequence"),
         _id(),
         *_content(),
@@ -98,7 +98,7 @@ def upgrade() -> None:
         "outbox_delayed",
         _id(),
         sa.Column("available_at", plain_time(), nullable=False),
-        sa.Column("bucket", sa.SmallInteger, nullable=False),
+        sa.Column("bucket", sa.Integer, nullable=False),
         *_content(),
         _own_id(),
         _number("sequence"),
@@ -110,7 +110,7 @@ def upgrade() -> None:
     op.create_table(
         "outbox_dead",
         _id(),
-        sa.Column("bucket", sa.SmallInteger, nullable=False),
+        sa.Column("bucket", sa.Integer, nullable=False),
         *_content(),
         sa.Column("attempts", sa.Integer, nullable=False),
         sa.Column("outcome", sa.String(7), nullable=False),
@@ -138,11 +138,11 @@ def upgrade() -> None:
     op.create_index("outbox_sent_keep_until", "outbox_sent", ["keep_until"], schema=schema)
     bucket = op.create_table(
         "outbox_bucket",
-        sa.Column("bucket", sa.SmallInteger, nullable=False, autoincrement=False),
+        sa.Column("bucket", sa.Integer, nullable=False, autoincrement=False),
         sa.Column("epoch", sa.BigInteger),
         sa.Column("mark", sa.BigInteger),
         sa.Column("mark_origin", sa.String(255)),
-        sa.Column("generation", sa.Integer, nullable=False, server_default="1"),
+        sa.Column("generation", sa.BigInteger, nullable=False, server_default="1"),
         sa.Column("added_at", plain_time()),
         sa.PrimaryKeyConstraint("bucket", name="outbox_bucket_pkey"),
         **given,
@@ -155,7 +155,7 @@ def upgrade() -> None:
         sa.Column("lease_until", plain_time(), nullable=False),
         sa.Column("sending", long_text()),
         sa.Column("joined_at", plain_time(), nullable=False, server_default=_now()),
-        sa.Column("generation", sa.Integer, nullable=False, server_default="0"),
+        sa.Column("generation", sa.BigInteger, nullable=False, server_default="0"),
         sa.Column("keeps_sent", sa.Boolean),
         sa.PrimaryKeyConstraint("epoch", name="outbox_relay_pkey"),
         **given,

@@ -1,11 +1,13 @@
 """The number of buckets, which limits how many relays can share the work."""
 
+import secrets
+
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import IntegrityError
 
 from inbox_outbox_base.checks import outbox_options
 from inbox_outbox_base.errors.outbox import InvalidOption, RelayRunning, WrongBucketCount, WrongState
-from outbox._publishing.buckets import Generation, forget_newest, generations
+from outbox._publishing.buckets import NUMBERS, Generation, draw_number, forget_newest, generations
 from outbox._waking.hints import CHORES, notify
 from outbox.schema import OutboxTables, tables
 
@@ -13,7 +15,6 @@ from . import statements
 from .transact import transact
 
 MOST_BUCKETS = 4_096
-_NUMBERS = range(32_768)
 
 
 def set_bucket_count(engine: Engine, count: int, *, schema: str | None = None) -> None:
@@ -34,8 +35,7 @@ def set_bucket_count(engine: Engine, count: int, *, schema: str | None = None) -
     Raises:
         InvalidOption: an argument is invalid.
         RelayRunning: a relay of a version that knows only a fixed number of buckets is running.
-        WrongState: another operator has just changed the number; or the many old buckets leave no numbers:
-            wait until the relays have deleted some.
+        WrongState: another operator has just changed the number.
         TablesMissing: the tables have not been created.
     """
     if outbox_options.count("count", count) > MOST_BUCKETS:
@@ -61,7 +61,7 @@ def _add(connection: Connection, tables: OutboxTables, count: int) -> Generation
     last = known[-1] if known else None
     if last is not None and len(last.buckets) == count:
         return None if last.is_open else last
-    number = last.number + 1 if last is not None else 1
+    number = draw_number(above=last.number if last is not None else 0)
     if last is not None and not last.is_open:  # left by an interrupted call, and empty
         connection.execute(statements.drop_unused(tables), {"generation_": last.number})
         known.remove(last)
@@ -72,16 +72,13 @@ def _add(connection: Connection, tables: OutboxTables, count: int) -> Generation
 
 
 def _free(known: list[Generation], count: int) -> range:
-    """Bucket numbers that are not in use: after the last ones, or else the lowest."""
-    ends = sorted((each.buckets.stop for each in known), reverse=True)
-    for first in (*ends[:1], 0, *reversed(ends)):
+    """Bucket numbers that are not in use, drawn at random: a program that believes a number of buckets from
+    before a restore must not find other buckets of the same numbers."""
+    while True:
+        first = secrets.randbelow(NUMBERS.stop - count)
         free = range(first, first + count)
-        if free.stop <= _NUMBERS.stop and not any(_overlap(free, each.buckets) for each in known):
+        if not any(_overlap(free, each.buckets) for each in known):
             return free
-    raise WrongState(
-        f"count={count}: there are {sum(len(each.buckets) for each in known):,} old buckets, which leave no "
-        "numbers for others; relays delete them a day after a change"
-    )
 
 
 def _overlap(one: range, other: range) -> bool:

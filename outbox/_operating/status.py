@@ -10,11 +10,11 @@ from typing import Any
 from sqlalchemy import Connection, Engine, Row, Select, Table
 
 from inbox_outbox_base.checks import outbox_options
-from inbox_outbox_base.databases import relaying_statements
+from inbox_outbox_base.databases import member_statements, relaying_statements
 from inbox_outbox_base.databases.registry import relaying
 from inbox_outbox_base.databases.taking_statements import clock
 from inbox_outbox_base.tables.times import NO_TIME
-from outbox._publishing.buckets import Generation, generations
+from outbox._publishing.buckets import Generation, gaps, generations
 from outbox.schema import OutboxTables, tables
 
 from . import statements
@@ -22,8 +22,6 @@ from .stored_message import MessageState
 from .transact import transact
 
 _NO_LIMIT = 2**31 - 1
-_NUMBERS = range(-(2**15), 2**15)
-"""The numbers that a bucket can have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +77,7 @@ class OutboxStatus:
     generations: tuple[GenerationStatus, ...]
     """All buckets, by generation, the oldest first: more than one after the number of buckets has changed."""
     stray: int
-    """Messages in buckets that do not exist: no relay will ever send them. Other counts include them."""
+    """Messages in buckets that do not exist: relays take them in. Other counts include them."""
 
 
 def status(engine: Engine, *, count_up_to: int | None = 100_000, schema: str | None = None) -> OutboxStatus:
@@ -107,46 +105,31 @@ def status(engine: Engine, *, count_up_to: int | None = 100_000, schema: str | N
 
 
 def is_drained(engine: Engine, *, schema: str | None = None) -> bool:
-    """Whether nothing is left to be sent: each waiting message is held, behind a held one of its key, or
-    paused. Delayed messages that are not due yet do not count; stray messages do (`OutboxStatus.stray`),
-    although no relay sends them.
+    """Whether no message can be sent: each waiting message is held, behind a held one of its key, or paused.
+    Delayed messages that are not due yet do not count; messages in buckets that do not exist do, until a
+    relay has taken them in.
 
     Raises:
         InvalidOption: not an Engine.
         TablesMissing: the tables have not been created.
     """
     all_tables = tables(schema)
-    return transact(
-        engine,
-        all_tables,
-        lambda connection: not (_can_leave(connection, all_tables) or _has_stray(connection, all_tables)),
-    )
+    return transact(engine, all_tables, lambda connection: _is_drained(connection, all_tables))
 
 
-def can_leave(engine: Engine, *, schema: str | None = None) -> bool:
-    """Whether relays have a message to send: the same without stray messages.
-
-    Raises: the errors of `is_drained`.
-    """
-    all_tables = tables(schema)
-    return transact(engine, all_tables, lambda connection: _can_leave(connection, all_tables))
-
-
-def _has_stray(connection: Connection, tables: OutboxTables) -> bool:
-    gaps = _gaps(generations(connection, tables))
-    return any(_count_in(connection, table, gaps, 1) for table in (tables.message, tables.delayed))
-
-
-def _can_leave(connection: Connection, tables: OutboxTables) -> bool:
-    across = len(generations(connection, tables)) > 1
+def _is_drained(connection: Connection, tables: OutboxTables) -> bool:
+    known = generations(connection, tables)
+    across = len(known) > 1
     questions: list[tuple[Select[Any], dict[str, int]]] = [(statements.is_due(tables), {})]
+    strays = member_statements.anything(tables.message)
+    questions += [(strays, {"first": each.start, "last": each.stop - 1}) for each in gaps(known)]
     if marks := relaying(connection.dialect.name, tables).marks(connection):
         of_bucket = statements.can_leave(tables, of_bucket=True, across=across)
         buckets = connection.execute(statements.buckets(tables)).scalars()
         questions += [(of_bucket, {"bucket_": each, "low_": marks.get(each, 0)}) for each in buckets]
     else:
         questions.append((statements.can_leave(tables, of_bucket=False, across=across), {}))
-    return any(connection.execute(*each).first() is not None for each in questions)
+    return all(connection.execute(*each).first() is None for each in questions)
 
 
 def _status(connection: Connection, tables: OutboxTables, most: int | None) -> OutboxStatus:
@@ -154,8 +137,8 @@ def _status(connection: Connection, tables: OutboxTables, most: int | None) -> O
     relays = connection.execute(statements.relays(tables)).all()
     alive = {row.epoch for row in relays if row.lease_until >= row.now}
     known = generations(connection, tables) if owners else []
-    gaps = _gaps(known)
-    stray = _count_in(connection, tables.message, gaps, most)
+    empty = gaps(known)
+    stray = _count_in(connection, tables.message, empty, most)
     marks = {} if stray else relaying(connection.dialect.name, tables).marks(connection)
     line = _Line(connection, tables, {row.bucket: marks.get(row.bucket, 0) for row in owners}, most)
     delayed, delayed_is_estimate = _count(connection, tables.delayed, most)
@@ -173,7 +156,7 @@ def _status(connection: Connection, tables: OutboxTables, most: int | None) -> O
         unowned=sum(row.epoch not in alive for row in owners),
         paused=tuple(sorted(connection.execute(relaying_statements.paused(tables)).scalars())),
         generations=tuple(_generations(connection, tables, known, most)),
-        stray=stray + (0 if delayed_is_estimate else _count_in(connection, tables.delayed, gaps, most)),
+        stray=stray + (0 if delayed_is_estimate else _count_in(connection, tables.delayed, empty, most)),
     )
 
 
@@ -242,14 +225,6 @@ def _count(connection: Connection, table: Table, most: int | None) -> tuple[int,
 
 def _estimated(connection: Connection, table: Table, least: int) -> int:
     return max(least, relaying(connection.dialect.name, tables(table.schema)).estimate(connection, table))
-
-
-def _gaps(known: Sequence[Generation]) -> list[range]:
-    """The numbers of buckets that do not exist."""
-    starts = sorted(known, key=lambda each: each.buckets.start)
-    edges = [_NUMBERS.start, *(edge for each in starts for edge in (each.buckets.start, each.buckets.stop))]
-    ends = [*edges[1:], _NUMBERS.stop]
-    return [range(first, end) for first, end in zip(edges[::2], ends[::2], strict=True) if first < end]
 
 
 def _count_in(connection: Connection, table: Table, places: Sequence[range], most: int | None) -> int:

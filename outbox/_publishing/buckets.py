@@ -1,24 +1,41 @@
 """The buckets of a key, computed from the numbers of buckets that the database has."""
 
 import logging
+import secrets
 import time
-import weakref
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from zlib import crc32
 
-from sqlalchemy import Connection, Dialect
+from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from inbox_outbox_base.databases import member_statements
 from inbox_outbox_base.errors.outbox import WrongBucketCount
+from inbox_outbox_base.transactions import memories
+from inbox_outbox_base.transactions.memories import Memories, tenant_of
 from outbox.schema import OutboxTables
 
 from .missing import raise_clearer
 
-BELIEVED = 60.0
-"""Seconds after which the generations are read again: an operator may have added one."""
+NUMBERS = range(-(2**31), 2**31)
+"""The numbers that a bucket can have."""
 
 _log = logging.getLogger("outbox.publish")
+_RANDOM_BITS = 21
+"""Beside the time they fit into 63 bits until the year 2109."""
+
+
+def draw_number(above: int = 0) -> int:
+    """A number for a new relay or generation: the time in milliseconds, and random bits. One that the
+    database draws would come again after a restore or a failover that has lost its row, and then two of them
+    would have it.
+
+    Args:
+        above: the new number is larger than this one, even if the clock has gone back.
+    """
+    milliseconds = max(time.time_ns() // 1_000_000, (above >> _RANDOM_BITS) + 1)
+    return (milliseconds << _RANDOM_BITS) + secrets.randbits(_RANDOM_BITS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +52,19 @@ class Generation:
         return self.buckets.start + bucket_of(key, len(self.buckets))
 
 
-_newest: weakref.WeakKeyDictionary[Dialect, dict[str | None, tuple[Generation, float]]] = (
-    weakref.WeakKeyDictionary()
-)
-"""By dialect object (one per engine) and schema: the newest generation, and when it was read."""
+@dataclass(slots=True)
+class _Known:
+    """The generation that a program believes to be the newest."""
+
+    generation: Generation
+    read: float
+    """When it was read."""
+    older_since: float | None = None
+    """Since when reading has found an older one."""
+
+
+_newest: Memories[dict[Hashable, _Known]] = Memories(dict, dict.clear)
+"""By tenant and schema."""
 
 
 def bucket_of(key: str, buckets: int) -> int:
@@ -71,32 +97,43 @@ def newest(connection: Connection, tables: OutboxTables) -> Generation:
     return [each for each in generations(connection, tables) if each.is_open][-1]
 
 
+def gaps(known: Sequence[Generation]) -> list[range]:
+    """The numbers of buckets that do not exist."""
+    starts = sorted(known, key=lambda each: each.buckets.start)
+    edges = [NUMBERS.start, *(edge for each in starts for edge in (each.buckets.start, each.buckets.stop))]
+    ends = [*edges[1:], NUMBERS.stop]
+    return [range(first, end) for first, end in zip(edges[::2], ends[::2], strict=True) if first < end]
+
+
 def known_newest(connection: Connection, tables: OutboxTables) -> Generation:
-    """The same, read once a minute for each engine.
+    """The same, read once a minute for each database and tenant, and after a connection has broken.
 
     Raises:
         WrongBucketCount: there are no buckets.
         TablesMissing: the tables have not been created.
     """
-    schema = tables.bucket.schema
-    known = _newest.setdefault(connection.dialect, {})
-    believed, read = known.get(schema, (None, 0.0))
+    of_pool, place = _newest.of(connection.engine.pool), (tenant_of(connection), tables.bucket.schema)
+    known = of_pool.get(place)
     now = time.monotonic()
-    if believed is not None and now - read < BELIEVED:
-        return believed
+    if known is not None and now - known.read < memories.BELIEVED:
+        return known.generation
     try:
         found = newest(connection, tables)
     except DBAPIError as error:
         raise_clearer(connection, tables, error)
-    if believed is not None and found.number < believed.number:
-        return believed  # this transaction sees an older state of the database
-    if believed is not None and found.number > believed.number:
-        count, before = len(found.buckets), len(believed.buckets)
+    if known is not None and found.number != known.generation.number:
+        if found.number < known.generation.number:
+            known.older_since = known.older_since or now
+            if now - known.older_since < memories.BELIEVED:
+                # It is believed for this transaction only, which may see an old state of the database. If it
+                # stays so, the database itself has gone back.
+                return found
+        count, before = len(found.buckets), len(known.generation.buckets)
         _log.info("the outbox now has %d buckets, and had %d: new messages go to the new ones", count, before)
-    known[schema] = found, now
+    of_pool[place] = _Known(found, now)
     return found
 
 
 def forget_newest() -> None:
     """Read the generations again, in every database."""
-    _newest.clear()
+    _newest.forget_all()

@@ -78,6 +78,8 @@ class RelayLoop(ABC, Generic[E, P]):
         on_event: Hook | Iterable[Hook] | None = None,
     ) -> None:
         own = self._own(engine)
+        if own.get_execution_options().get("schema_translate_map"):
+            raise InvalidOption("engine: it has a schema_translate_map; give a relay its schema with schema=")
         self._settings = RelaySettings(
             publisher,
             name=name,

@@ -10,8 +10,6 @@ All relays have the same share; if buckets are left over, the oldest relays get 
 import json
 import logging
 import math
-import secrets
-import time
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -19,14 +17,12 @@ from sqlalchemy import Connection, Row
 
 from inbox_outbox_base.databases import member_statements
 from inbox_outbox_base.databases.letter import Letter
+from outbox._publishing.buckets import draw_number
 from outbox.schema import OutboxTables
 
 _log = logging.getLogger("outbox.relay")
 _SOON, _LEAST = 1.0, 0.1
 """Seconds until a relay that lacks buckets of its share tries again, and the least between two tries."""
-
-_RANDOM_BITS = 21
-"""Beside the time they fit into 63 bits until the year 2109."""
 
 Bucket = Row[Any, Any, Any]
 """A bucket, its stored mark, and the origin of the mark."""
@@ -42,7 +38,7 @@ class Members:
         self, connection: Connection, name: str, lease: float, generation: int, *, keeps_sent: bool
     ) -> int:
         """Join the group; return the epoch."""
-        epoch = _new_epoch()
+        epoch = draw_number()
         given: dict[str, Any] = {"epoch": epoch, "name": name, "lease": lease, "generation": generation}
         given["keeps_sent"] = keeps_sent or None
         connection.execute(member_statements.join(self._tables), given)
@@ -126,12 +122,6 @@ class Members:
         ends = ((other.lease_until - other.now).total_seconds() for other in others)
         again = max(_LEAST, min(ends, default=math.inf)) if is_settled else _SOON
         return mine, again
-
-
-def _new_epoch() -> int:
-    """The time in milliseconds, and random bits: a number that the database draws would come again after a
-    failover or a restore that has lost this relay's row, and then two relays would have it."""
-    return (time.time_ns() // 1_000_000 << _RANDOM_BITS) + secrets.randbits(_RANDOM_BITS)
 
 
 def share_of(epoch: int, others: Sequence[int], buckets: int) -> int:

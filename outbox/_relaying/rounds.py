@@ -29,6 +29,7 @@ from .old_buckets import Retirement
 from .report import Report
 from .settings import RelaySettings
 from .settle import Settlement
+from .strays import Strays
 
 _log = logging.getLogger("outbox.relay")
 
@@ -58,6 +59,7 @@ class Rounds:
         self._marks = Marks(self._database, self._scanner)
         self._recheck = Recheck(self._database)
         self._retirement = Retirement(self._database)
+        self._strays = Strays(self._database)
         # By connection: a renewal during a send may overlap with the next round.
         self._renewals: WeakKeyDictionary[Connection, float] = WeakKeyDictionary()
         self._tended: WeakKeyDictionary[Connection, float] = WeakKeyDictionary()
@@ -140,7 +142,7 @@ class Rounds:
         self.epoch, self.expires, self.next_tend = 0, 0.0, 0.0
         self._has_left_no_record = False
         self._scanner.forget()
-        self._recheck = Recheck(self._database)
+        self._recheck, self._strays = Recheck(self._database), Strays(self._database)
 
     def tend(self, connection: Connection, report: Report) -> None:
         """Renew the lease, retire lost relays, take or give up buckets, and move due messages.
@@ -149,7 +151,7 @@ class Rounds:
 
         Raises:
             Retired: as `round`.
-            UnsafeSequence: as `join`.
+            UnsafeSequence: the sequence of message numbers is cached per session, or is behind the messages.
         """
         self._renew(connection)
         if not report.is_empty:
@@ -163,12 +165,15 @@ class Rounds:
         scanner.own([each.bucket for each in owned])
         if self._marks.tend(connection, self.epoch, owned):
             self._recheck.begin_soon()
+        taken_in, strays = self._strays.take_in(connection, scanner.crossings.known, scanner.buckets)
+        if self._read_again(connection, taken_in):
+            scanner.crossings.learn(connection, self._announced)  # some marks are gone
         scanner.pause(list(connection.execute(relaying_statements.paused(self._tables)).scalars()))
         # Two relays that each move some messages of a key could swap them: each tries to move all of them.
         sources = scanner.crossings.buckets if scanner.crossings.are_several else scanner.buckets
         moved = chores.move_due(connection, self._database, sources)
         forgotten = chores.forget_sent(connection, self._database)
-        wait = min(self._settings.tend_every, balanced, moved, forgotten)
+        wait = min(self._settings.tend_every, balanced, moved, forgotten, strays)
         # `committed` applies it: buckets taken in a transaction that fails have to be taken again.
         self._tended[connection] = clock.now() + wait
 
@@ -186,7 +191,7 @@ class Rounds:
         return self._read_again(connection, self._recheck.sample(connection, self._scanner))
 
     def _read_again(self, connection: Connection, overlooked: Counter[int]) -> int:
-        """Read the buckets of overlooked messages from the beginning, so that each key's messages are sent in
+        """Read the buckets of these messages from the beginning, so that each key's messages are sent in
         the order of their numbers."""
         for bucket in overlooked:
             self._scanner.read_again(bucket)
@@ -251,7 +256,7 @@ class Rounds:
 
         Raises:
             Retired: the lease had expired, and this relay was retired: nothing of the report was written.
-            UnsafeSequence: as `join`.
+            UnsafeSequence: as `tend`.
         """
         if self._scanner.starts_over_on(connection):
             self._tend_marks(connection)
@@ -274,7 +279,10 @@ class Rounds:
         return choice
 
     def _tend_marks(self, connection: Connection) -> None:
-        self._marks.tend(connection, self.epoch, self._members.owned(connection, self.epoch))
+        owned = self._members.owned(connection, self.epoch)
+        # A failover may have undone that this relay has taken some of its buckets.
+        self._scanner.own([each.bucket for each in owned])
+        self._marks.tend(connection, self.epoch, owned)
 
     def _note(self, connection: Connection, letters: list[Letter]) -> None:
         on_their_way = [letter for flight in self._lanes.flights for letter in flight.unrecorded()]

@@ -54,7 +54,7 @@ def test_buckets(engine: Engine, run: Run) -> None:
     publish(engine, "a1", "b1")
     assert rows(succeeded(run("outbox", "buckets"))) == [["1", "64", "-", "-"]]
     first, second = rows(succeeded(run("outbox", "buckets", "--count", "7")))
-    assert (first, second[:2], second[3]) == (["1", "64", "-", "2"], ["2", "7"], "0")
+    assert (first, second[1], second[3]) == (["1", "64", "-", "2"], "7", "0")
     publish(engine, "a2")
     assert [row[3] for row in rows(succeeded(run("outbox", "status")))[1:]] == ["2", "1"]
     found = as_json(run("outbox", "buckets", "--json"))

@@ -7,6 +7,8 @@ import pytest
 from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.orm import Session, sessionmaker
 
+import inbox
+import outbox
 from inbox import Inbox, Verdict
 from inbox.errors import TablesMissing
 from inbox.schema import metadata
@@ -78,6 +80,29 @@ def test_a_path_that_changes(tenants: Database) -> None:
                 assert inbox.accept(connection, f"order-{number}") is NEW
                 assert inbox.accept_many(connection, [f"order-{number}"]) == [DUPLICATE]
         connection.commit()
+
+
+@pytest.mark.parametrize("how", ["path", "map"])
+def test_a_policy_and_a_number_of_buckets_for_each_tenant(tenants: Database, how: str) -> None:
+    """Connections of one pool that switch between tenants store the policy of each, and publish to the
+    buckets that it has. (PostgreSQL tells of a changed `search_path` from version 18 on.)"""
+    engine = tenants.engine(pool_size=1, max_overflow=0)
+    names = ("tenant_a", "public")
+    outbox.set_bucket_count(engine, 7, schema="tenant_a")
+    for number in range(3):
+        for name in names:
+            with engine.connect() as connection:
+                if how == "path":
+                    connection.execute(text(f"SET search_path TO {name}"))
+                else:
+                    connection = connection.execution_options(schema_translate_map={None: name})
+                assert Inbox("orders", retention=86_400).accept(connection, f"{number}") is NEW
+                outbox.Outbox().publish(connection, "orders", b"", key=KEY)
+                connection.commit()
+    for name, messages in zip(names, (3, None), strict=True):  # None: it has only one generation
+        assert [each.consumer for each in inbox.status(engine, schema=name) if each.policy] == ["orders"]
+        found = outbox.status(engine, schema=name)
+        assert (found.pending, found.stray, found.generations[-1].messages) == (3, 0, messages)
 
 
 def test_a_lost_commit_of_a_session_with_a_map_of_its_own(tenants: Database) -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 from sqlalchemy import Engine, delete, insert, select, update
 
-from outbox import Envelope, Outcome, Refused, Relay, Unavailable, Unknown, status
+from outbox import Envelope, Outbox, Outcome, Refused, Relay, Unavailable, Unknown, status
+from tests.support.database import Database
 from tests.support.on_servers import WITH_WRITERS, on, spread
 from tests.support.outbox_publishers import (
     ACCEPTED,
@@ -14,6 +15,7 @@ from tests.support.outbox_publishers import (
     Recorder,
     count,
     dead,
+    messages,
     names_of,
     publish,
     relay,
@@ -106,6 +108,28 @@ def test_relays_of_two_histories_are_two(engine: Engine) -> None:
         for key in "abcdefgh":
             of_key = [name for name in sent if name.startswith(key)]
             assert of_key == sorted(of_key)
+
+
+@on(*WITH_WRITERS)
+def test_buckets_that_were_taken_in_lost_commits(migrated: Database) -> None:
+    """A failover undoes that a relay has taken its buckets: on its next connection it sends nothing from
+    them, because another relay owns them."""
+    engines, publishers = [migrated.engine() for _ in range(2)], [Recorder() for _ in range(2)]
+    relays = [Relay(*each, poll=60, lease=600) for each in zip(engines, publishers, strict=True)]
+    engine = migrated.engine()
+    with running(relays[0]):
+        wait_until(lambda: owned(engine) == [64])
+        with running(relays[1]):
+            wait_until(lambda: owned(engine) == [32, 32])
+            with engine.begin() as connection:
+                connection.execute(update(TABLES.bucket).values(epoch=relays[0]._rounds.epoch))
+                Outbox(wake=False).publish_many(connection, messages(f"{key}1" for key in "abcdefgh"))
+            for each in engines:
+                each.dispose()
+            for relay in reversed(relays):
+                relay._wake_up.wake()
+            wait_until(lambda: not waiting(engine))
+    assert [len(each.sent) for each in publishers] == [8, 0]
 
 
 def owned(engine: Engine) -> list[int]:

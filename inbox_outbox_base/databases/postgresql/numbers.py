@@ -5,8 +5,8 @@ from typing import Any
 
 from sqlalchemy import (
     BigInteger,
+    Integer,
     Select,
-    SmallInteger,
     Table,
     Text,
     and_,
@@ -19,6 +19,7 @@ from sqlalchemy import (
     literal_column,
     select,
     table,
+    true,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, REGCLASS
 from sqlalchemy.sql.elements import ColumnElement
@@ -78,6 +79,17 @@ def highest(tables: OutboxTables) -> Select[Any, Any, Any]:
     )
 
 
+def behind(column: str, name: str, drawn: int, highest: int) -> str:
+    """Why a sequence that will draw the numbers of rows again cannot be used."""
+    quoted = name.replace("'", "''")
+    return (
+        f"the sequence of {column} is at {drawn}, but there are rows up to {highest}, as after a copy of the "
+        "rows without their sequence (logical replication, or a dump of the data alone): their numbers would "
+        "be drawn again; stop the programs that write, run "
+        f"SELECT setval('{quoted}', {highest}), and start them again"
+    )
+
+
 def refusal(tables: OutboxTables, cached: int) -> str:
     """Why a sequence that caches numbers for each session cannot be used."""
     return (
@@ -85,6 +97,30 @@ def refusal(tables: OutboxTables, cached: int) -> str:
         "order, and relays could overlook some; run ALTER SEQUENCE ... CACHE 1, then reconnect the programs "
         "that publish"
     )
+
+
+@cache
+def above(tables: OutboxTables) -> Select[Any]:
+    """The highest sequence of a message above a number, with one look-up in each bucket."""
+    c = tables.message.c
+    last = (
+        select(c.sequence)
+        .where(c.bucket == tables.bucket.c.bucket, c.sequence > bindparam("drawn", type_=BigInteger))
+        .order_by(c.sequence.desc())
+        .limit(1)
+        .lateral("last")
+    )
+    return select(func.max(last.c.sequence)).select_from(tables.bucket.join(last, true()))
+
+
+@cache
+def last_drawn(table: Table, column: str) -> Select[Any, Any]:
+    """The last number that a column's sequence has drawn, and the sequence's name, as `setval` takes it; no
+    name for a role without rights to the sequence, which cannot see its number."""
+    name = func.pg_get_serial_sequence(name_of(table), column)
+    may_look = func.has_sequence_privilege(cast(name, REGCLASS), "USAGE, SELECT")
+    drawn = case((may_look, func.pg_sequence_last_value(cast(name, REGCLASS), type_=BigInteger)))
+    return select(func.coalesce(drawn, 0), case((may_look, name)))
 
 
 @cache
@@ -171,7 +207,7 @@ def below(tables: OutboxTables) -> Select[Any, Any]:
     page = literal_column("message.ctid", Tid())
     first, last = (cast(bindparam(name, type_=Text), Tid()) for name in ("first", "last"))
     marks = (
-        func.unnest(array_of("buckets", SmallInteger), array_of("marks", BigInteger))
+        func.unnest(array_of("buckets", Integer), array_of("marks", BigInteger))
         .table_valued("bucket", "mark", name="mark")
         .render_derived()
     )

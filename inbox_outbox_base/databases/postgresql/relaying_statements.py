@@ -15,7 +15,6 @@ from sqlalchemy import (
     Integer,
     LargeBinary,
     Select,
-    SmallInteger,
     TableValuedAlias,
     Text,
     TextClause,
@@ -42,7 +41,7 @@ from inbox_outbox_base.tables.outbox import OutboxTables
 
 from .numbers import array_of
 
-_NOT_TEXT: dict[str, type[TypeEngine[Any]]] = {"bucket": SmallInteger, "own_id": Boolean}
+_NOT_TEXT: dict[str, type[TypeEngine[Any]]] = {"bucket": Integer, "own_id": Boolean}
 _OFF = ("enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin", "jit")
 _SCANNING = dict.fromkeys(_OFF, "'off'") | {"TimeZone": "'UTC'"}
 """With these settings the planner reads tables by their indexes, and psycopg has no times to convert."""
@@ -145,7 +144,7 @@ def firsts(tables: OutboxTables, *, unpaused: bool) -> Select[Any, Any, Any]:
 
 def _places() -> TableValuedAlias:
     """Buckets, each with a sequence above which to read."""
-    given = func.unnest(array_of("buckets", SmallInteger), array_of("lows", BigInteger))
+    given = func.unnest(array_of("buckets", Integer), array_of("lows", BigInteger))
     return given.table_valued("bucket", "low", name="place").render_derived()
 
 
@@ -158,7 +157,7 @@ def _given(tables: OutboxTables, *, by_id: bool = False) -> ColumnElement[bool]:
     with all given places.
     """
     c = tables.message.c
-    arrays = [array_of("buckets", SmallInteger), array_of("sequences", BigInteger)]
+    arrays = [array_of("buckets", Integer), array_of("sequences", BigInteger)]
     if by_id:
         arrays.append(array_of("ids", Text))
     names = ["bucket", "sequence", "id"][: len(arrays)]

@@ -31,6 +31,11 @@ class Crossings:
         """The newest generation the relay knew when it read them."""
 
     @property
+    def known(self) -> Sequence[Generation]:
+        """The generations, the oldest first."""
+        return self._generations
+
+    @property
     def are_several(self) -> bool:
         """Whether a key may have messages in several buckets."""
         return len(self._generations) > 1

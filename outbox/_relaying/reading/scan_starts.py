@@ -73,6 +73,12 @@ class Skips:
         self._unchecked &= kept
         self._is_behind = False
 
+    def forget(self, bucket: int) -> None:
+        """Start the bucket's next scan at its oldest message."""
+        self._ends.pop(bucket, None)
+        self._differences.pop(bucket, None)
+        self._unchecked.discard(bucket)
+
     def start(self, bucket: int) -> int:
         """The sequence above which the bucket's next scan starts."""
         skipped = self._backlog.size(bucket) + self._differences.get(bucket, _NOTHING).messages

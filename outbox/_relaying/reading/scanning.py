@@ -108,6 +108,7 @@ class Scanner:
         """Read a bucket from its oldest message on."""
         self._read_on_at = 0.0
         self.frontier.forget(bucket)
+        self._skips.forget(bucket)
         self.backlog.retain(lambda entry: entry.is_away or entry.bucket != bucket)
 
     def starts_over_on(self, connection: Connection) -> bool:

@@ -16,8 +16,8 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from inbox import Backoff
+from inbox_outbox_base.transactions import memories
 from outbox import Accepted, Envelope, Outbox, Outcome, Relay, Unavailable, Unknown
-from outbox._publishing import buckets
 from outbox._relaying import old_buckets
 
 from .crashes import open_engine
@@ -102,7 +102,7 @@ def relaying(pipe: Pipe, url: URL, path: str, seed: int) -> None:
 def producing(pipe: Pipe, url: URL, path: str, seed: int) -> None:
     """Publish until told to stop, some messages in each transaction. Some transactions are long, and some are
     rolled back. Writes a line for each message, as `Made`."""
-    buckets.BELIEVED = BELIEVED
+    memories.BELIEVED = BELIEVED
     chance = random.Random(seed)
     engine, outbox = open_engine(url), Outbox()
     pipe.send("begun")
