@@ -7,7 +7,7 @@
     │   └── InvalidMessage                          a message that cannot be stored or exceeds a limit
     ├── WrongBucketCount     (ValueError)           the database has another number of buckets
     ├── UnsafeBroker         (ValueError)           a setting of the broker's client breaks the guarantee
-    ├── UnsafeSequence       (ValueError)           the sequence of message numbers is cached per session
+    ├── UnsafeSequence       (ValueError)           message numbers are cached, or drawn a second time
     ├── DatabaseRefused                             the server rejects the role, password or database name
     ├── UnusableConnection   (InvalidRequestError)  no transaction to join, or one in two databases
     ├── NotAwaited           (RuntimeError)         a publish on an AsyncConnection was not awaited

@@ -94,6 +94,14 @@ class Loading(ABC):
         """Begin a row of the ledger, and return its id. If another transaction is writing the row, wait for
         it; None if that one committed."""
 
+    def check_numbers(self, connection: Connection, tables: Tables) -> None:  # noqa: B027 - optional
+        """Refuse a ledger whose ids come from a sequence that draws those of its rows again. Most databases
+        cannot have one: they draw above the highest number in the table.
+
+        Raises:
+            SparkWriterError: it is behind the rows; the error has the statement that repairs it.
+        """
+
     @abstractmethod
     def take(self, connection: Connection, claim: WriterClaim, given: pa.Table) -> TakenKeys:
         """Insert inbox rows for the keys in the column `key`, which are distinct and in byte order; with

@@ -24,8 +24,8 @@ class UnsafeBroker(OutboxError, ValueError):
 
 
 class UnsafeSequence(OutboxError, ValueError):
-    """The sequence that numbers messages keeps several numbers for each session (CACHE): messages would lose
-    their order."""
+    """The sequence that numbers messages keeps several numbers for each session (CACHE), or is behind the
+    numbers of waiting messages: messages would lose their order."""
 
 
 class DatabaseRefused(OutboxError):

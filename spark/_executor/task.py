@@ -188,6 +188,7 @@ class _Partition:
     def _found_before(self, connection: Connection) -> RowCounts:
         counts = ledger.find(connection, self._task.tables, self._entry)
         if counts is None:  # the row is not visible in an old snapshot, or was purged meanwhile
+            self._database.check_numbers(connection, self._task.tables)  # or it is another one with its id
             raise TransientError("the ledger's row was written after this transaction's snapshot")
         return counts
 

@@ -1,5 +1,6 @@
 """What the ledger is for: repeated partitions are recognised, and others are not mistaken for them."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
@@ -16,7 +17,7 @@ from inbox.schema import tables
 from spark._driver.job import Job
 from spark._executor.report import RowCounts
 from spark._executor.task import run_task
-from spark.errors import InvalidRow
+from spark.errors import InvalidRow, SparkWriterError
 from tests.support.database import Database
 from tests.support.on_servers import each_on, on
 from tests.support.spark.writes import (
@@ -62,6 +63,22 @@ def test_the_report_is_what_was_committed(migrated: Database, engine: Engine, le
     assert (report.run, report.batch, report.partitions, report.replayed) == ("r", 0, 3, 0)
     assert written(engine) == [("a", 1), ("b", 4), ("c", 6), ("old", 1)]
     assert taken(engine) == ["a", "b", "c", "old"]
+
+
+@on("postgresql")
+def test_a_sequence_behind_the_ledger(migrated: Database, engine: Engine) -> None:
+    """After a copy of the ledger's rows without their sequence, a write that draws the id of another row
+    fails and names the statement that repairs it."""
+    write(migrated, [batch(("a", 1))], [batch(("b", 1))], [batch(("c", 1))])
+    with engine.begin() as connection:
+        connection.exec_driver_sql("SELECT setval('inbox_ledger_id_seq', 1, false)")
+    with pytest.raises(SparkWriterError, match=r"inbox_ledger\.id is at .*SELECT setval") as raised:
+        write(migrated, [batch(("d", 1))])
+    assert taken(engine) == ["a", "b", "c"]
+    with engine.begin() as connection:
+        connection.exec_driver_sql(re.findall(r"SELECT setval\(.*?\)", str(raised.value))[0])
+    write(migrated, [batch(("d", 1))])
+    assert taken(engine) == ["a", "b", "c", "d"]
 
 
 @every_ledger

@@ -4,12 +4,16 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, Self
 
+import pymysql
 from psycopg import sql
+from sqlalchemy import URL, Engine, NullPool, create_engine
 
 from examples.embedded_postgres import EmbeddedPostgres, run
-from tests.servers import freezing
+from tests.servers import freezing, mariadb, mysql_like
+from tests.servers.server import Missing
 
 SOON = 30.0
 """Seconds within which replication has surely begun, or gone on."""
@@ -86,3 +90,72 @@ class Standby(Primary):
         place = ("--host=127.0.0.1", f"--port={self._primary.port}", "--username=postgres")
         options = ("--write-recovery-conf", "--checkpoint=fast", "--no-sync")
         run([self._bin / "pg_basebackup", f"--pgdata={folder}", *place, *options], self._user)
+
+
+class MariaDBPair:
+    """A MariaDB and its replica."""
+
+    def __init__(self) -> None:
+        found = mariadb.program()
+        assert not isinstance(found, Missing)
+        program, make_data = found
+        settings = [*mysql_like.SETTINGS, *mariadb.SETTINGS, "--log-bin=binlog"]
+        with ExitStack() as started:
+            servers = []
+            for number in (1, 2):
+                own = [*settings, f"--server-id={number}"]
+                servers.append(mysql_like.LocalMySQL(program, make_data, own))
+                started.callback(servers[-1].stop)
+            self.primary, self.standby = servers
+            follow = (
+                f"CHANGE MASTER TO MASTER_HOST='127.0.0.1', MASTER_PORT={self.primary.url.port}, "
+                "MASTER_USER='root', MASTER_USE_GTID=slave_pos"
+            )
+            self._on(self.standby, follow, "START SLAVE")
+            self._on(self.primary, "CREATE DATABASE app CHARACTER SET utf8mb4")
+            self._started = started.pop_all()
+        self._current = self.primary
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._started.close()
+
+    @property
+    def url(self) -> URL:
+        """The database on the server that accepts writes."""
+        return self._current.url.set(database="app")
+
+    def engine(self, **options: Any) -> Engine:
+        """An engine that looks for the server that accepts writes each time it connects."""
+
+        def connect() -> Any:
+            return pymysql.connect(host="127.0.0.1", port=self.url.port or 0, user="root", database="app")
+
+        return create_engine("mysql+pymysql://", creator=connect, **options)
+
+    def wait_for_standby(self) -> None:
+        """Return once the replica has everything that was committed."""
+        ((place,),) = self._on(self.primary, "SELECT @@gtid_binlog_pos")
+        ((waited,),) = self._on(self.standby, f"SELECT MASTER_GTID_WAIT('{place}', {SOON})")
+        assert waited == 0
+
+    @contextmanager
+    def cut_off(self) -> Iterator[None]:
+        """From now on, nothing that is committed reaches the replica."""
+        self._on(self.standby, "STOP SLAVE")
+        yield
+
+    def fail_over(self) -> None:
+        """Kill the primary for good, and promote the replica."""
+        self.primary.kill()
+        self._on(self.standby, "RESET SLAVE ALL")
+        self._current = self.standby
+
+    @staticmethod
+    def _on(server: mysql_like.LocalMySQL, *statements: str) -> Any:
+        engine = create_engine(server.url, isolation_level="AUTOCOMMIT", poolclass=NullPool)
+        with engine.connect() as connection:
+            results = [connection.exec_driver_sql(each) for each in statements]
+            return results[-1].all() if results[-1].returns_rows else None

@@ -44,9 +44,11 @@ from inbox_outbox_base.databases.loading_values import (
 from inbox_outbox_base.databases.on_conflict import OnConflict
 from inbox_outbox_base.dialect import Code
 from inbox_outbox_base.errors import codes
+from inbox_outbox_base.errors.spark import SparkWriterError
 from inbox_outbox_base.tables.inbox import Tables, utcnow
 
 from . import arrays, probing
+from .numbers import behind, last_drawn
 from .taking_statements import batch_lock
 from .targets import PostgreSQLTarget, quoted, relation, targets, unique_keys
 from .types import column
@@ -126,6 +128,12 @@ class PostgreSQLLoading(OnConflict):
     def note(self, connection: Connection, tables: Tables, row: dict[str, Any]) -> int | None:
         added = insert(tables.ledger).on_conflict_do_nothing().returning(tables.ledger.c.id)
         return connection.execute(added, row).scalar()
+
+    def check_numbers(self, connection: Connection, tables: Tables) -> None:
+        drawn, name = connection.execute(last_drawn(tables.ledger, "id")).one()
+        highest = connection.execute(select(func.max(tables.ledger.c.id))).scalar() or 0
+        if name is not None and highest > drawn:
+            raise SparkWriterError(behind(f"{tables.ledger.fullname}.id", name, drawn, highest))
 
     def announce(self, connection: Connection, claim: WriterClaim) -> None:
         held = func.pg_advisory_xact_lock_shared(batch_lock(claim.tables))

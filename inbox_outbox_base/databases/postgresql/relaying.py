@@ -118,6 +118,16 @@ class PostgreSQLRelaying(Relaying):
         # A prepared transaction belongs to no session: its virtual number begins with -1.
         return Writers(drawn, writing, origin, any(each.startswith("-") for each in writing))
 
+    def check_sequence(self, connection: Connection, writers: Writers) -> None:
+        highest = connection.execute(numbers.above(self.tables), {"drawn": writers.highest}).scalar()
+        if highest is None:
+            return
+        # Again: others may have drawn numbers since.
+        message = self.tables.message
+        drawn, name = connection.execute(numbers.last_drawn(message, "sequence")).one()
+        if name is not None and highest > drawn:
+            raise UnsafeSequence(numbers.behind(f"{message.fullname}.sequence", name, drawn, highest))
+
     def running(self, connection: Connection) -> frozenset[str]:
         names = connection.execute(numbers.running()).scalars()
         return frozenset(PREPARED if name.startswith("-") else name for name in names)

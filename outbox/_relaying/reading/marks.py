@@ -24,6 +24,8 @@ class Marks:
     def __init__(self, database: Relaying, scanner: Scanner) -> None:
         self._database = database
         self._scanner = scanner
+        self._origin = ""
+        """The origin whose sequence was compared with the messages: another one may be that of a copy."""
 
     def tend(self, connection: Connection, epoch: int, owned: Iterable[Bucket]) -> bool:
         """Ask who is writing, start new buckets at their stored marks, and store marks that have moved far.
@@ -36,7 +38,7 @@ class Marks:
             Whether any bucket had a stored mark.
 
         Raises:
-            UnsafeSequence: the sequence of message numbers is cached per session.
+            UnsafeSequence: the sequence of message numbers is cached per session, or is behind the messages.
         """
         writers = self._database.writers(connection)
         if writers is None:
@@ -44,7 +46,11 @@ class Marks:
         scanner, tables = self._scanner, self._database.tables
         stored = {row.bucket: row.mark or 0 for row in owned if row.mark_origin == writers.origin}
         went_back = max(stored.values(), default=0) > writers.highest
-        if scanner.frontier.record_writers(writers) or went_back:
+        went_back = scanner.frontier.record_writers(writers) or went_back
+        if went_back or writers.origin != self._origin:
+            self._database.check_sequence(connection, writers)
+            self._origin = writers.origin
+        if went_back:
             scanner.start_over()
             connection.execute(member_statements.forget_marks(tables))
             stored = {}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, event, func, insert, select, update
 
-from outbox import Relay, retry
+from outbox import Relay, Unavailable, retry
 from outbox._relaying.reading import recheck
 from outbox._relaying.settings import RelaySettings
 from outbox.errors import UnsafeSequence
@@ -91,6 +91,33 @@ def test_a_sequence_that_is_given_a_cache(postgres: Database) -> None:
         task.result()
     assert not waiting(engine)
     assert count(engine, TABLES.relay) == 0
+
+
+def test_a_sequence_behind_the_messages_is_refused(postgres: Database) -> None:
+    """After a copy of the rows without their sequence, a relay does not start, and a running one ends: the
+    error has the statement that repairs it. Nothing is sent before."""
+    engine = postgres.engine()
+    publish(engine, "a1", "a2", "b1")
+    set_back = "SELECT setval('outbox_message_sequence_seq', 1, false)"
+    with engine.begin() as connection:
+        connection.exec_driver_sql(set_back)
+    publisher = Recorder({"a4": [Unavailable("away")] * 100})
+    relay = Relay(engine, publisher)
+    for begin in (relay.run_once, relay.run):
+        with pytest.raises(UnsafeSequence, match="is at 0, but there are rows up to 3") as raised:
+            begin()
+    assert not publisher.sent
+    assert count(engine, TABLES.relay) == 0
+    (repair,) = re.findall(r"SELECT setval\(.*?\)", str(raised.value))
+    with engine.begin() as connection:
+        connection.exec_driver_sql(repair)
+    publish(engine, "a3", "a4")
+    task = Task(relay.run)
+    wait_until(lambda: publisher.of("a") == ["a1", "a2", "a3"])
+    with engine.begin() as connection:
+        connection.exec_driver_sql(set_back)
+    with pytest.raises(UnsafeSequence, match="there are rows up to 5"):
+        task.result()
 
 
 @pytest.mark.usefixtures("often")
