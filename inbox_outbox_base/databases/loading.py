@@ -55,6 +55,14 @@ class Loading(ABC):
         """Begin the transaction, with time limits that the server enforces even if this process dies."""
 
     @abstractmethod
+    def place(self, connection: Connection, write: Write) -> str:
+        """The full name of the target table, however the options name it.
+
+        Raises:
+            ColumnMismatch: what is written there is not part of the transaction.
+        """
+
+    @abstractmethod
     def targets(self, connection: Connection, write: Write) -> list[Target]:
         """The columns of the target table; none if it does not exist."""
 
@@ -187,6 +195,13 @@ def driver_errors(connection: Connection) -> Iterator[None]:
         raise DBAPIError.instance(
             None, None, error, dialect.loaded_dbapi.Error, True, connection_invalidated=lost, dialect=dialect
         ) from error
+
+
+def outside(place: str, why: str) -> ColumnMismatch:
+    """The error for a target whose rows are not part of the transaction."""
+    return ColumnMismatch(
+        f"table {place}: {why}: its rows would stay if the transaction is rolled back, and be written again"
+    )
 
 
 def unfit(field: pa.Field, target: Target) -> ColumnMismatch:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import blake2b
 from itertools import islice
 from typing import Any, Protocol, Self
@@ -106,9 +107,24 @@ Owner = bytes | int
 """Who has a key: the claim of its row or, if it was written in bulk, the id of its load in the ledger."""
 
 
+def claim_of(load: int) -> bytes:
+    """The claim of a load's rows on databases that do not store the load itself: its id, and a digest of it,
+    which a random claim does not have."""
+    number = load.to_bytes(8, "big")
+    return number + blake2b(number, digest_size=8, person=b"inbox-outbox").digest()
+
+
+@lru_cache(maxsize=1_000)
+def owner_of(claim: bytes) -> Owner:
+    """The load that such a claim names; any other claim as it is."""
+    load = int.from_bytes(claim[:8], "big")
+    return load if load < 2**63 and claim == claim_of(load) else claim
+
+
 @dataclass(frozen=True, slots=True)
 class WriterClaim:
-    """Who takes keys: 6 bytes shared by the whole job, 4 for the partition, 6 for the attempt."""
+    """Who takes keys. Without a ledger: 6 bytes shared by the whole job, 4 for the partition, 6 for the
+    attempt."""
 
     tables: Tables
     consumer: str
@@ -120,11 +136,11 @@ class WriterClaim:
 
     @classmethod
     def of(
-        cls, tables: Tables, consumer: str, run: str, batch: int, part: int, load: int | None = None
+        cls, tables: Tables, consumer: str, job: tuple[str, int, str], part: int, load: int | None = None
     ) -> Self:
-        """A new attempt's claim."""
-        job = blake2b("\0".join([consumer, run, str(batch)]).encode(), digest_size=6).digest()
-        return cls(tables, consumer, job, part, os.urandom(6), load)
+        """A new attempt's claim; `job` is its run, batch and work."""
+        name = blake2b("\0".join([consumer, *map(str, job)]).encode(), digest_size=6).digest()
+        return cls(tables, consumer, name, part, os.urandom(6), load)
 
     @property
     def partition(self) -> bytes:
@@ -134,7 +150,7 @@ class WriterClaim:
     @property
     def id(self) -> bytes:
         """The claim as it is stored."""
-        return self.partition + self.attempt
+        return self.partition + self.attempt if self.load is None else claim_of(self.load)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +168,7 @@ class KnownKeys:
         while some := list(islice(left, _AT_ONCE)):
             keys, claims, loads, digests = zip(*some, strict=True)  # columns are faster than row by row
             pairs = zip(claims, loads, strict=True)
-            owners = [load if claim is None else bytes(claim) for claim, load in pairs]
+            owners = [load if claim is None else owner_of(bytes(claim)) for claim, load in pairs]
             self.owners.update(zip(keys, owners, strict=True))
             given = zip(keys, digests, strict=True)
             self.digests.update((key, bytes(digest)) for key, digest in given if digest is not None)

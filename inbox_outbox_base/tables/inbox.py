@@ -144,10 +144,12 @@ def _ledger(metadata: MetaData) -> Table:
         Column("committed_at", UtcDateTime, nullable=False, server_default=utcnow()),
         Column("id", number(), autoincrement=True, nullable=False),
         Column("rows_mismatch", BigInteger, nullable=False, server_default="0"),
+        Column("work", String(24), nullable=False, server_default="unknown"),
         PrimaryKeyConstraint("id", name="inbox_ledger_pkey"),
-        # With the fingerprint: the same batch may come again in other partitions.
+        # With the fingerprint: the same batch may come again in other partitions. With the work: it may go
+        # into another table.
         UniqueConstraint(
-            "consumer", "run", "batch", "part", "parts", "fingerprint", name="inbox_ledger_entry"
+            "consumer", "run", "batch", "work", "part", "fingerprint", name="inbox_ledger_entry"
         ),
         **options(numbered=True),
     )

@@ -33,9 +33,10 @@ def upgrade() -> None:
         sa.Column("committed_at", plain_time(), nullable=False, server_default=now),
         sa.Column("id", number(), autoincrement=True, nullable=False),
         sa.Column("rows_mismatch", sa.BigInteger, nullable=False, server_default="0"),
+        sa.Column("work", sa.String(24), nullable=False, server_default="unknown"),
         sa.PrimaryKeyConstraint("id", name="inbox_ledger_pkey"),
         sa.UniqueConstraint(
-            "consumer", "run", "batch", "part", "parts", "fingerprint", name="inbox_ledger_entry"
+            "consumer", "run", "batch", "work", "part", "fingerprint", name="inbox_ledger_entry"
         ),
         sa.CheckConstraint(
             sa.column("rows_read")

@@ -26,6 +26,8 @@ from spark._executor.report import RowCounts, WriteReport
 from spark._executor.task import Done, Task
 from spark._options.settings import WriterSettings
 
+from .work import work_of
+
 _log = logging.getLogger("spark.inbox")
 
 DISTRIBUTION = "inbox-outbox"
@@ -45,14 +47,14 @@ class Job:
     Args:
         settings: the options.
         run: the run's name; None generates one.
-        parts: the number of partitions, 0 if unknown.
+        work: what it does with its rows, if `prepare` has said that already.
     """
 
-    def __init__(self, settings: WriterSettings, run: str | None, parts: int = 0) -> None:
+    def __init__(self, settings: WriterSettings, run: str | None, work: str = "") -> None:
         self.settings = settings
         self.run = run or uuid4().hex
         self._is_named = run is not None
-        self._parts = parts
+        self._work = work
         self._engine = engine_of(settings)
         self._database: Loading = loading(settings.url.get_backend_name())
         self._done: dict[LedgerEntry, RowCounts] = {}
@@ -76,13 +78,18 @@ class Job:
         with transaction(self._engine, self._database, self.settings, PATIENCE) as connection:
             more = () if self.settings.outbox is None else (self.tables.outbox.message,)
             check_tables(connection, self.tables, *more)
+            places = [
+                None if each.table is None else self._database.place(connection, each)
+                for each in self.settings.targets
+            ]
+            self._work = work_of(self.settings, places, schema)
             targets = [
                 (each.settings, fitted(connection, self._database, each, each.schema(schema)))
                 for each in destinations(self.settings, schema)
             ]
             # A generated name is new, so nothing can have been committed under it.
             if self._is_named and self.settings.ledger != "off":
-                self._done = self._entries(connection)
+                self._done, _ = self._entries(connection)
         if self.finished() is None:
             # Each target in its own transaction, which an error ends and nothing commits.
             for settings, columns in targets:
@@ -92,7 +99,7 @@ class Job:
         # write if another one has written since.
         consumer = Declaration(self.tables, self.settings.consumer, "exactly-once", None)
         committed(self._engine, self._database, self.settings, partial(consumer.agree, is_new=True))
-        return Task(self.settings, self.run, self._parts, self._done)
+        return Task(self.settings, self.run, self._work, self._done)
 
     def check_keys(self, schema: pa.Schema) -> None:
         """The checks of `prepare`, except those of the target.
@@ -112,7 +119,7 @@ class Job:
         """Report what was committed, and mark the batch as finished."""
         total = sum((each.counts for each in done), RowCounts())
         if self.settings.ledger != "off" and done:
-            work = partial(self._settle, total)
+            work = partial(self._settle, total, len(done))
             total = committed(self._engine, self._database, self.settings, work)
         transport = next((each.transport for each in done if each.transport != "none"), "none")
         if total.mismatch:
@@ -120,14 +127,25 @@ class Job:
             _log.warning("%d rows have a key that was taken with other values of %r", total.mismatch, digest)
         return self._report(total, len(done), sum(each.replayed for each in done), transport, seconds)
 
-    def _settle(self, read: RowCounts, connection: Connection) -> RowCounts:
+    def _settle(self, read: RowCounts, parts: int, connection: Connection) -> RowCounts:
         # Read the ledger again: tasks of an earlier submission may have committed in the meantime.
-        total = _reconciled(read, self._entries(connection), self.settings.inbox)
-        if self._is_named:
-            whole = LedgerEntry(
-                self.settings.consumer, self.run, self.settings.batch, WHOLE_BATCH, 0, _NOTHING
+        entries, has_other_work = self._entries(connection)
+        total = _reconciled(read, entries, self.settings.inbox)
+        if has_other_work and total.duplicate and self.settings.inbox == "rows":
+            _log.warning(
+                "consumer=%r: run %r, batch %d has also written into another table, or with other options. "
+                "%d rows have keys that were taken before: give each table a consumer of its own",
+                self.settings.consumer,
+                self.run,
+                self.settings.batch,
+                total.duplicate,
             )
-            self._database.note(connection, self.tables, whole.values() | ledger.columns(total))
+        if self._is_named:
+            # Only here, when all partitions of one job have committed: they are all rows of the batch.
+            s = self.settings
+            whole = LedgerEntry(s.consumer, self.run, s.batch, self._work, WHOLE_BATCH, _NOTHING)
+            row = whole.values() | {"parts": parts} | ledger.columns(total)
+            self._database.note(connection, self.tables, row)
         return total
 
     def report_finished(self, counts: RowCounts, seconds: float) -> WriteReport:
@@ -153,9 +171,12 @@ class Job:
             transport=transport,
         )
 
-    def _entries(self, connection: Connection) -> dict[LedgerEntry, RowCounts]:
+    def _entries(self, connection: Connection) -> tuple[dict[LedgerEntry, RowCounts], bool]:
+        """The batch's entries for this work, and whether there are others."""
         s = self.settings
-        return ledger.entries(connection, self.tables, s.consumer, self.run, s.batch)
+        all_of_them = ledger.entries(connection, self.tables, s.consumer, self.run, s.batch)
+        own = {entry: counts for entry, counts in all_of_them.items() if entry.work == self._work}
+        return own, len(own) < len(all_of_them)
 
 
 def check_tables(connection: Connection, tables: Tables, *more: Table) -> None:

@@ -137,6 +137,7 @@ class _Message(WriterCommitMessage):
 
     settings: WriterSettings
     run: str
+    work: str
     done: Done | None
 
 
@@ -146,14 +147,14 @@ def _write(
     context: Any = TaskContext.get()
     name = run or plan.run
     task = Job(settings, name).prepare(plan.schema)
-    return _Message(settings, name, run_task(task, context.partitionId(), batches))
+    return _Message(settings, name, task.work, run_task(task, context.partitionId(), batches))
 
 
 def _report(plan: _Plan, messages: list[Any]) -> None:
     told: list[_Message] = [each for each in messages if each is not None]
     done = [each.done for each in told if each.done is not None]
     if done:
-        job = Job(told[0].settings, told[0].run)
+        job = Job(told[0].settings, told[0].run, told[0].work)
         # This process belongs to Spark; `spark.sql.pyspark.worker.logging.enabled` makes it keep the log.
         _log.setLevel(logging.INFO)
         _log.info("%s", job.report(done, time.time() - plan.began))

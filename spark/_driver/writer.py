@@ -17,7 +17,7 @@ from spark._executor.reconciliation import Reconciliation
 from spark._executor.report import RowCounts, WriteReport
 from spark._executor.task import Done, Task, recognise, run_task
 from spark._options.messages import Messages
-from spark._options.session import arrow_schema, known_parts, only, query_id, session_options
+from spark._options.session import arrow_schema, only, query_id, session_options
 from spark._options.settings import WriterSettings, check_given, checked
 
 from .comparison import reconcile
@@ -61,8 +61,9 @@ class InboxWriter:
             recognised. None generates a name, so that only retries inside the job are recognised (keys are
             always recognised). For `foreach_batch` the default is the query's id, if Spark provides it.
         batch: the number of the batch in the run.
-        ledger: "verify" reads a partition before treating it as committed; "trust" recognises batches and
-            partitions by number, and skips all work of a finished batch; "off" keeps no ledger.
+        ledger: "verify" reads a partition before treating it as committed; "trust" does the same until a job
+            has written the whole batch, and then skips that batch by its run and number; "off" keeps no
+            ledger.
         atomicity: "partition", or "job" for all partitions or none, through one task.
         null_keys: "error", or "drop" to leave out and count rows without a key.
         digest: the column or columns whose content is compared when a key comes again. Their digest is stored
@@ -231,7 +232,7 @@ def _write(df: "DataFrame", settings: WriterSettings, run: str | None) -> WriteR
 def _written(df: "DataFrame", settings: WriterSettings, run: str | None) -> WriteReport:
     began = time.monotonic()
     df = _partitioned(df, settings)
-    job = Job(settings, run, known_parts(df) if settings.ledger == "trust" else 0)
+    job = Job(settings, run)
     task = job.prepare(arrow_schema(df.schema))
     finished = job.finished()
     if finished is not None and settings.ledger == "trust":

@@ -101,8 +101,7 @@ def _differences(
     there = _without(keys, {*owners, *absent})
     late = database.found(connection, its, settings.consumer, pa.array(there, pa.string())).owners
     loads = Loads(its, settings.consumer)
-    if unapplied:
-        loads.refresh(connection)
+    loads.find(connection, map(owners.get, unapplied))
     return [
         *_grouped(part, "missing", [key for key in absent if key not in owners], {}, None),
         *_grouped(part, "unapplied", unapplied, owners, loads),

@@ -33,11 +33,17 @@ def engine_of(settings: WriterSettings) -> Engine:
     of a Python worker share the engine, which asks the server for its version and settings only once."""
     database = loading(settings.url.get_backend_name())
     isolation_level = database.isolation_level(settings.isolation_level)
-    return _engine(settings.url, isolation_level, tuple(database.connect_args.items()))
+    defaults = tuple(database.connect_args.items())
+    return _engine(settings.url, isolation_level, defaults, settings.session_init_statement)
 
 
 @lru_cache(maxsize=8)
-def _engine(address: URL, isolation_level: str, defaults: tuple[tuple[str, Any], ...]) -> Engine:
+def _engine(
+    address: URL,
+    isolation_level: str,
+    defaults: tuple[tuple[str, Any], ...],
+    statement: str | None,
+) -> Engine:
     url, connect_args = for_engine(address)
     return create_engine(
         url,

@@ -1,9 +1,11 @@
 """The ledger: the partitions of each batch that have committed, with their counts."""
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
-from sqlalchemy import Connection, Row, and_, select, update
+from sqlalchemy import Connection, Row, Select, and_, select, update
 from sqlalchemy.sql.elements import ColumnElement
 
 from inbox_outbox_base.errors.inbox import TransactionEnded
@@ -14,20 +16,21 @@ from .report import RowCounts
 WHOLE_BATCH = -1
 """Stands for a partition's number in the row that marks a batch as finished."""
 
+_IDS = 1_000
+"""The most ids in a statement."""
+
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """The key of a row of the ledger.
-
-    `parts` is 0 if the number of partitions is unknown; the fingerprint still distinguishes partitions of
-    different plans.
-    """
+    """The key of a row of the ledger. A partition's number does not identify its rows, which may be others
+    the next time; its fingerprint does."""
 
     consumer: str
     run: str
     batch: int
+    work: str
+    """What the batch does with its rows, from `work_of`."""
     part: int
-    parts: int
     fingerprint: bytes
 
     def values(self) -> dict[str, Any]:
@@ -36,8 +39,8 @@ class LedgerEntry:
             "consumer": self.consumer,
             "run": self.run,
             "batch": self.batch,
+            "work": self.work,
             "part": self.part,
-            "parts": self.parts,
             "fingerprint": self.fingerprint,
         }
 
@@ -77,7 +80,7 @@ def settle(connection: Connection, tables: Tables, entry: LedgerEntry, counts: R
 def entries(
     connection: Connection, tables: Tables, consumer: str, run: str, batch: int
 ) -> dict[LedgerEntry, RowCounts]:
-    """All committed entries of a batch.
+    """All committed entries of a batch, whatever their work was.
 
     Raises:
         TransactionEnded: one of its transactions was committed too early.
@@ -87,18 +90,29 @@ def entries(
         select(tables.ledger).where(c.consumer == consumer, c.run == run, c.batch == batch)
     )
     return {
-        LedgerEntry(row.consumer, row.run, row.batch, row.part, row.parts, bytes(row.fingerprint)): _counts(
+        LedgerEntry(row.consumer, row.run, row.batch, row.work, row.part, bytes(row.fingerprint)): _counts(
             row
         )
         for row in found
     }
 
 
-def parts(connection: Connection, tables: Tables, entry: LedgerEntry) -> dict[int, int]:
-    """The partition of each load of the entry's batch, by the load's id."""
+def parts(connection: Connection, tables: Tables, entry: LedgerEntry, ids: Iterable[int]) -> dict[int, int]:
+    """The partitions of these loads, by their ids, as far as they belong to the entry's batch and work."""
     c = tables.ledger.c
-    its = (c.consumer == entry.consumer, c.run == entry.run, c.batch == entry.batch)
-    return {row.id: row.part for row in connection.execute(select(c.id, c.part).where(*its))}
+    its = [c[name] == getattr(entry, name) for name in ("consumer", "run", "batch", "work")]
+    rows = by_id(connection, tables, ids, select(c.id, c.part).where(*its))
+    return {row.id: row.part for row in rows}
+
+
+def by_id(
+    connection: Connection, tables: Tables, ids: Iterable[int], query: Select[Any]
+) -> Iterator[Row[Any]]:
+    """The rows of a query of the ledger that have one of these ids: what it costs depends on them, not on
+    what the ledger holds."""
+    left = iter(sorted(set(ids)))
+    while some := list(islice(left, _IDS)):
+        yield from connection.execute(query.where(tables.ledger.c.id.in_(some)))
 
 
 def _counts(row: Row[Any]) -> RowCounts:

@@ -11,6 +11,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 from sqlalchemy import ColumnElement, Connection, Row, Select, and_, func, or_, select, true
 
+from inbox_outbox_base.databases.loading_values import Owner, owner_of
 from inbox_outbox_base.databases.registry import loading
 from inbox_outbox_base.errors.spark import InvalidRow
 from inbox_outbox_base.tables.inbox import Tables, tables
@@ -76,17 +77,21 @@ def stored(reading: Reading, span: Span, schema: pa.Schema) -> Iterator[pa.Recor
     its = tables(reading.settings.inbox_schema)
     if span.consumer is None:
         query = _entries(reading, its, span)
-        for rows in _pages(reading, query, its.ledger.c.id, lambda _: None):
+        for rows in _pages(reading, query, its.ledger.c.id, lambda *_: None):
             yield _arrow(rows, schema)
         return
     loads = Loads(its, span.consumer)
     query = _keys(reading, its, span, span.consumer)
-    for rows in _pages(reading, query, its.message.c.key, loads.refresh):
+
+    def find_loads(connection: Connection, rows: Rows) -> None:
+        loads.find(connection, map(_owner, rows))
+
+    for rows in _pages(reading, query, its.message.c.key, find_loads):
         yield _arrow([_with_load(span.consumer, row, loads, reading.key) for row in rows], schema)
 
 
 def _pages(
-    reading: Reading, query: Select[Any], column: ColumnElement[Any], then: Callable[[Connection], None]
+    reading: Reading, query: Select[Any], column: ColumnElement[Any], then: Callable[[Connection, Rows], None]
 ) -> Iterator[Rows]:
     """The rows of a query in the order of a column, each page in its own transaction."""
     settings = reading.settings
@@ -96,7 +101,7 @@ def _pages(
     def page(after: Any, connection: Connection) -> Rows:
         with database.by_index(connection):
             rows = connection.execute(ordered if after is None else ordered.where(column > after)).all()
-        then(connection)
+        then(connection, rows)
         return rows
 
     rows = committed(engine, database, settings, partial(page, None))
@@ -136,11 +141,15 @@ def _at(column: ColumnElement[datetime], reading: Reading) -> ColumnElement[bool
 
 
 def _with_load(consumer: str, row: Row[Any], loads: Loads, key: Sequence[str]) -> dict[str, Any]:
-    load = loads.of(row.claim if row.load is None else row.load)
+    load = loads.of(_owner(row))
     job = (None, None, None) if load is None else (load.run, load.batch, load.part)
     at = load.committed_at if row.accepted_at is None and load is not None else row.accepted_at
     own = dict(zip(("run", "batch", "part"), job, strict=True))
     return {"consumer": consumer, "key": row.key, "accepted_at": at} | own | _parts(row.key, key)
+
+
+def _owner(row: Row[Any]) -> Owner | None:
+    return row.load if row.claim is None else owner_of(bytes(row.claim))
 
 
 def _parts(stored_key: str, names: Sequence[str]) -> dict[str, str]:

@@ -38,8 +38,8 @@ class Task:
 
     settings: WriterSettings
     run: str
-    parts: int
-    """The number of partitions; 0 if unknown."""
+    work: str
+    """What it does with its rows, as in `LedgerEntry`."""
     done: dict[LedgerEntry, RowCounts]
     """The entries that an earlier submission of the same batch has committed."""
 
@@ -51,16 +51,7 @@ class Task:
     def entry(self, part: int, fingerprint: bytes) -> LedgerEntry:
         """A partition's row in the ledger."""
         s = self.settings
-        return LedgerEntry(s.consumer, self.run, s.batch, part, self.parts, fingerprint)
-
-    def trusted(self, part: int) -> tuple[LedgerEntry, RowCounts] | None:
-        """The partition's ledger row, if it is trusted without reading the partition."""
-        # If the number of partitions is unknown, a partition of another plan could have the same number.
-        if self.settings.ledger != "trust" or self.parts == 0:
-            return None
-        entries = [each for each in self.done.items() if (each[0].part, each[0].parts) == (part, self.parts)]
-        # Two fingerprints mean that its rows differ between attempts, so its number proves nothing.
-        return entries[0] if len(entries) == 1 else None
+        return LedgerEntry(s.consumer, self.run, s.batch, self.work, part, fingerprint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +71,6 @@ def run_task(task: Task, part: int, batches: Iterable[pa.RecordBatch]) -> Done |
     Raises:
         InvalidRow: a row's key is invalid. Nothing was written.
     """
-    believed = task.trusted(part)
-    if believed is not None:
-        return Done(part, believed[0].fingerprint, believed[1], replayed=True, transport="none")
     with Spool(task.settings.memory) as spool:
         fingerprint, dropped = read(task.settings, batches, spool)
         # No ledger entry either: an entry without rows marks a transaction that was ended too early.
@@ -173,7 +161,7 @@ class _Partition:
         load = None
         if settings.ledger != "off":
             # Before all else: another attempt waits for this row, and then finds the counts.
-            row = self._entry.values() | ledger.columns(RowCounts())
+            row = self._entry.values() | {"parts": 0} | ledger.columns(RowCounts())
             load = self._database.note(connection, tables, row)
             if load is None:
                 return self._found_before(connection)
@@ -197,7 +185,8 @@ class _Partition:
         task, settings, part = self._task, self._task.settings, self._entry.part
         if settings.inbox == "table":
             return self._apply_to_table(connection)
-        claim = WriterClaim.of(task.tables, settings.consumer, task.run, settings.batch, part, load)
+        job = (task.run, settings.batch, task.work)
+        claim = WriterClaim.of(task.tables, settings.consumer, job, part, load)
         # From here on, single messages of this consumer use the statement that can wait for a key.
         self._database.announce(connection, claim)
         taking = _Taking(self._database, connection, claim, self._spool, self._entry, self._publishing)
@@ -294,8 +283,8 @@ class _Taking:
         """Count the keys. Keys that this job took before are not duplicates: they are repeated within the
         job, or an earlier attempt at this partition took them (without a ledger, only the keys show that)."""
         claim = self._claim
-        are_loads = any(isinstance(owner, int) for owner in others)
-        parts = ledger.parts(self._connection, claim.tables, self._entry) if are_loads else {}
+        loads = [owner for owner in others if isinstance(owner, int)]
+        parts = ledger.parts(self._connection, claim.tables, self._entry, loads)
         own = earlier = 0
         for owner, keys in others.items():
             if isinstance(owner, int):

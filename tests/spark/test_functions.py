@@ -83,7 +83,7 @@ def test_a_function_that_ends_the_transaction(
         ENDINGS[end](connection)
 
     for _ in range(2):
-        task = prepared(migrated, 1, run="r", ledger=ledger)
+        task = prepared(migrated, run="r", ledger=ledger)
         with pytest.raises(TransactionEnded):
             attempt(with_results(task, ending), 0, batch(*TEN))
         if taken(engine):
@@ -187,7 +187,7 @@ def test_a_transient_error_of_a_function_is_tried_again(migrated: Database, engi
         for each in rows:
             connection.execute(insert(RESULT), each.to_pylist())
 
-    task = with_results(prepared(migrated, 1, lock_timeout=1), locked)
+    task = with_results(prepared(migrated, lock_timeout=1), locked)
     with engine.connect() as blocker:
         blocker.execute(insert(tables().message), {"consumer": CONSUMER, "key": "b", "claim": bytes(16)})
         writing = Thread(lambda: attempt(task, 0, batch(("a", 1), ("b", 2))))

@@ -3,31 +3,35 @@
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from threading import Event
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from sqlalchemy import Connection, Engine, delete, insert
+from sqlalchemy import Connection, Engine, MetaData, Table, delete, insert
 
 import inbox
 from inbox.errors import PolicyConflict
 from inbox.schema import tables
+from spark import Append, PerPartition, Upsert
 from spark._driver.job import Job
+from spark._driver.work import work_of
 from spark._executor.report import RowCounts
-from spark._executor.task import run_task
 from spark.errors import InvalidRow, SparkWriterError
 from tests.support.database import Database
 from tests.support.on_servers import each_on, on
 from tests.support.spark.writes import (
     CONSUMER,
     RESULT,
+    SCHEMA,
     attempt,
     batch,
     counts,
     execute,
     make_result,
+    options_of,
     prepared,
     rows_in,
     taken,
@@ -123,35 +127,87 @@ def test_another_consumer_is_another_ledger(migrated: Database, engine: Engine) 
 
 
 @on("sqlite")
-def test_trust_does_not_even_read(migrated: Database, engine: Engine) -> None:
-    """With ledger="trust" the rows of a committed partition are not read; with "verify" they are, and so are
-    those of a partition whose attempts had different rows. A partition that has not committed is read and
-    written in both cases."""
-    parts: list[list[pa.RecordBatch]] = [[batch(*TEN[:5])], [batch(*TEN[5:])]]
-    task = prepared(migrated, 2, run="r", ledger="trust")
-    attempt(task, 0, *parts[0])
-
-    def unread() -> Iterator[pa.RecordBatch]:
-        pytest.fail("was read")
-        yield
-
-    again = prepared(migrated, 2, run="r", ledger="trust")
-    found = run_task(again, 0, unread())
-    assert found is not None
-    assert (found.replayed, found.counts.new) == (True, 5)
-    other = attempt(again, 1, *parts[1])
-    assert other is not None
-    assert (other.replayed, other.counts.new) == (False, 5)
-    with pytest.raises(BaseException, match="was read"):
-        run_task(prepared(migrated, 2, run="r"), 0, unread())
-    with pytest.raises(BaseException, match="was read"):
-        run_task(prepared(migrated, 3, run="r", ledger="trust"), 0, unread())
-    unsteady = prepared(migrated, 2, run="s", ledger="trust")
-    for rows in (TEN[:2], TEN[2:4]):
-        attempt(unsteady, 0, batch(*rows))
-    with pytest.raises(BaseException, match="was read"):
-        run_task(prepared(migrated, 2, run="s", ledger="trust"), 0, unread())
+def test_trust_skips_a_finished_batch_only(migrated: Database, engine: Engine) -> None:
+    """With ledger="trust" a batch is skipped once a job has written all of it: other rows under its name are
+    not read. A partition is never trusted by its number: of an interrupted batch, all rows are written, also
+    if they are in other partitions the next time."""
+    task = prepared(migrated, run="r", ledger="trust")
+    attempt(task, 0, batch(*TEN[:5]))
+    sorted_anew = [[batch(*TEN[3:])], [batch(*TEN[:3])]]
+    assert counts(write(migrated, *sorted_anew, run="r", ledger="trust")) == {"new": 10}
     assert written(engine) == TEN
+    report = write(migrated, [batch(("other", 1))], run="r", ledger="trust")
+    assert (counts(report), report.transport) == ({"new": 10}, "none")
+    assert written(engine) == TEN
+
+
+def make_two(engine: Engine) -> None:
+    execute(engine, *(f"CREATE TABLE {name} (id varchar(20) PRIMARY KEY, amount bigint)" for name in "ab"))
+
+
+@pytest.mark.parametrize("ledger", ["verify", "trust"])
+def test_two_tables_of_one_batch(migrated: Database, engine: Engine, ledger: str) -> None:
+    """One run and batch goes into two tables, by two writers of the same consumer: each table gets its rows,
+    and each has a row of its own in the ledger."""
+    make_two(engine)
+    options: dict[str, Any] = {"run": "r", "inbox": "table", "ledger": ledger}
+    for _ in range(2):
+        for name in "ab":
+            report = write(migrated, [batch(*TEN)], table=name, **options)
+            assert counts(report) == {"new": 10}
+    assert report.replayed == 1
+    assert [rows_in(engine, Table(name, MetaData())) for name in "ab"] == [10, 10]
+
+
+OTHER_WORK: list[dict[str, Any]] = [
+    {"results": Upsert("id", "amount")},
+    {"results": Append(columns=["id"])},
+    {"outbox": PerPartition("loads")},
+    {"session_init_statement": "SELECT 1"},
+]
+
+
+@on("sqlite")
+def test_other_work_is_not_taken_for_done(migrated: Database, engine: Engine) -> None:
+    """If the results, the options that decide what is written, or the columns of the rows are others, the
+    batch is other work, which the ledger does not take for done. The same table may be named in several ways,
+    and how fast rows are sent does not matter."""
+    make_two(engine)
+    usual: dict[str, Any] = {"run": "r", "inbox": "table", "table": "a"}
+    write(migrated, [batch(*TEN)], **usual)
+    narrower = [batch(*TEN).select(["id"])]
+    for rows, options in [([batch(*TEN)], each) for each in OTHER_WORK] + [(narrower, {})]:
+        report = write(migrated, rows, **{**usual, **options})
+        assert (report.replayed, report.new) == (0, 0)
+    same: dict[str, Any]
+    for same in ({"table": "main.a"}, {"results": Append("a"), "table": None}, {"batch_size": 3}):
+        assert write(migrated, [batch(*TEN)], **{**usual, **same}).replayed == 1
+
+
+@on("sqlite")
+def test_a_function_is_known_by_its_name(migrated: Database, engine: Engine) -> None:
+    """For the ledger, the module and the name of a function stand for what it does."""
+
+    def one(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None: ...
+    def other(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None: ...
+
+    settings = [options_of(migrated, results=each) for each in (one, partial(one), other)]
+    first, second, third = (work_of(each, [None], SCHEMA) for each in settings)
+    assert first != third
+    assert second != third
+    assert first == work_of(settings[0], [None], SCHEMA)
+
+
+def test_one_consumer_for_two_tables(
+    migrated: Database, engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With inbox rows, a consumer's key is taken once, whichever table its row went into: the second table's
+    rows are duplicates, and a warning says why."""
+    make_two(engine)
+    first, second = (write(migrated, [batch(*TEN)], table=name, run="r") for name in "ab")
+    assert (counts(first), counts(second), second.replayed) == ({"new": 10}, {"duplicate": 10}, 0)
+    [said] = [each.getMessage() for each in caplog.records]
+    assert "consumer='billing': run 'r', batch 0 has also written into another table" in said
 
 
 @every_ledger
@@ -159,7 +215,7 @@ def test_another_partitioning_of_the_same_run(migrated: Database, engine: Engine
     """A run that stopped half-way and continues with another number of partitions loses nothing, applies
     nothing twice, and reports what the whole run has taken."""
     write(migrated, [batch(("k3", 0))])
-    attempt(prepared(migrated, 2, run="r", ledger=ledger), 0, batch(*TEN[:6]))
+    attempt(prepared(migrated, run="r", ledger=ledger), 0, batch(*TEN[:6]))
     thirds = [[batch(*TEN[at : at + 4])] for at in (0, 4, 8)]
     for _ in range(2):
         report = write(migrated, *thirds, run="r", ledger=ledger)
@@ -172,8 +228,7 @@ def test_another_partitioning_of_the_same_run(migrated: Database, engine: Engine
 def test_a_run_that_was_left_half_way(migrated: Database, engine: Engine, ledger: str) -> None:
     """A run that stopped half-way is submitted again: its committed partitions are recognised, and the others
     are written."""
-    parts = 2 if ledger == "trust" else 0
-    attempt(prepared(migrated, parts, run="r", ledger=ledger), 1, batch(*TEN[6:]))
+    attempt(prepared(migrated, run="r", ledger=ledger), 1, batch(*TEN[6:]))
     report = write(migrated, [batch(*TEN[:6])], [batch(*TEN[6:])], run="r", ledger=ledger)
     assert counts(report) == {"new": 10}
     assert (report.partitions, report.replayed) == (2, 0 if ledger == "off" else 1)
@@ -185,7 +240,7 @@ def test_a_run_that_was_left_half_way(migrated: Database, engine: Engine, ledger
 def test_another_attempt_sees_other_rows(migrated: Database, engine: Engine, ledger: str, seen: int) -> None:
     """The plan is not deterministic: an attempt commits without Spark knowing, and the next attempt at the
     same partition has different rows, or only some of the same. All rows of both are written once."""
-    task = prepared(migrated, 1, run="r", ledger=ledger)
+    task = prepared(migrated, run="r", ledger=ledger)
     attempt(task, 0, batch(*TEN[:5]))
     other = attempt(task, 0, batch(*TEN[5 - seen : 10]))
     assert other is not None
@@ -237,7 +292,7 @@ def _two_copies(database: Database, engine: Engine, ledger: str, *, fails: bool)
             if fails:
                 raise ZeroDivisionError
 
-    task = with_results(prepared(database, 1, run="r", ledger=ledger), slow)
+    task = with_results(prepared(database, run="r", ledger=ledger), slow)
     first = Thread(lambda: attempt(task, 0, batch(*TEN)))
     assert inside.wait(30)
     second = Thread(lambda: attempt(task, 0, batch(*TEN)))
@@ -279,13 +334,13 @@ def test_a_connection_lost_in_the_report(
     settle = Job._settle
     lost: list[Connection] = []
 
-    def breaking(self: Job, read: RowCounts, connection: Connection) -> RowCounts:
+    def breaking(self: Job, read: RowCounts, parts: int, connection: Connection) -> RowCounts:
         if moment == "after":
-            total = settle(self, read, connection)
+            total = settle(self, read, parts, connection)
         if not lost:
             lost.append(connection)
             connection.exec_driver_sql("SELECT pg_terminate_backend(pg_backend_pid())")
-        return settle(self, read, connection) if moment == "before" else total
+        return settle(self, read, parts, connection) if moment == "before" else total
 
     monkeypatch.setattr(Job, "_settle", breaking)
     for replayed in (0, 1):

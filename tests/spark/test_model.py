@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Engine, delete, select
 
 from inbox import Inbox, Verdict
 from inbox.schema import tables
-from inbox_outbox_base.databases.loading_values import WriterClaim
+from inbox_outbox_base.databases.loading_values import WriterClaim, owner_of
 from spark import WriteReport
 from spark._driver.job import Job
 from spark._executor.task import Done, Task, run_task
@@ -51,6 +51,7 @@ class World:
     owners: dict[str, tuple[str, int]] = field(default_factory=dict)
     amounts: dict[str, set[int]] = field(default_factory=dict)
     arrived: int = 0
+    work: str = ""
 
     def submit(
         self, run: str | None, batch_number: int, ledger: str, plan: list[tuple[list[Row], list[str]]]
@@ -60,6 +61,7 @@ class World:
         settings = options_of(self.database, null_keys="drop", **options)
         job = Job(settings, run)
         task = job.prepare(batch().schema)
+        self.work = task.work
         owner = (job.run, batch_number)
         done = [self._partition(task, part, rows, deaths, owner) for part, (rows, deaths) in enumerate(plan)]
         report = job.report([each for each in done if each is not None], 0)
@@ -119,17 +121,16 @@ class World:
     def claimed(self, run: str, batch_number: int) -> int:
         """The number of inbox rows with the job's claim or one of its loads."""
         message, ledger = tables().message, tables().ledger
-        job = WriterClaim.of(tables(), self.consumer, run, batch_number, 0).job
-        rows = (
-            select(message.c.claim, ledger.c.run, ledger.c.batch)
-            .select_from(message.outerjoin(ledger, ledger.c.id == message.c.load))
-            .where(message.c.consumer == self.consumer)
-        )
+        keys = select(message.c.claim, message.c.load).where(message.c.consumer == self.consumer)
+        loads = select(ledger.c.id).where(ledger.c.run == run, ledger.c.batch == batch_number)
+        job = WriterClaim.of(tables(), self.consumer, (run, batch_number, self.work), 0).job
         with self.engine.connect() as connection:
-            return sum(
-                (row.run, row.batch) == (run, batch_number) or bytes(row.claim or b"").startswith(job)
-                for row in connection.execute(rows)
-            )
+            its = {*connection.scalars(loads)}
+            owners = [
+                row.load if row.claim is None else owner_of(bytes(row.claim))
+                for row in connection.execute(keys)
+            ]
+        return sum(owner in its if isinstance(owner, int) else owner.startswith(job) for owner in owners)
 
 
 def batches(rows: list[Row]) -> list[pa.RecordBatch]:

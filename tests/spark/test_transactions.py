@@ -53,7 +53,7 @@ def test_copies_at_every_isolation_level(migrated: Database, engine: Engine, led
     """Three copies of each of two tasks with overlapping keys run at the same time, at every isolation level.
     There is no error, all copies of a task report the same counts, and nothing is applied twice."""
     rows = [batch(*((f"k{number}", number) for number in range(start, start + 60))) for start in (0, 30)]
-    task = prepared(migrated, 2, run="r", ledger=ledger, isolation_level=level, lock_timeout=5)
+    task = prepared(migrated, run="r", ledger=ledger, isolation_level=level, lock_timeout=5)
 
     def copy(part: int) -> Done | None:
         return attempt(task, part, rows[part])

@@ -20,7 +20,7 @@ from sqlalchemy.dialects.mysql import Insert
 from sqlalchemy.schema import CreateTable
 
 from inbox_outbox_base.databases import arrow
-from inbox_outbox_base.databases.loading import Loading, is_newer
+from inbox_outbox_base.databases.loading import Loading, is_newer, outside
 from inbox_outbox_base.databases.loading_values import (
     Column,
     KnownKeys,
@@ -39,6 +39,9 @@ from . import types
 
 _LOCAL_FILES = 128
 """The protocol's flag CLIENT_LOCAL_FILES."""
+
+_TRANSACTIONAL = {"innodb", "rocksdb"}
+"""Engines whose rows commit with those of the inbox."""
 
 _SAMPLE = 500
 """Keys to look up first: if none of them exists, hardly any of the others does."""
@@ -74,6 +77,15 @@ class MySQLLoading(Loading):
         self._probes = write.isolation_level != "SERIALIZABLE"
         is_utf8 = server.collation.startswith("utf8mb4_")
         self._server = types.Server(38 if is_mariadb else 30, server.collation if is_utf8 else "utf8mb4_bin")
+
+    def place(self, connection: Connection, write: Write) -> str:
+        where = {"schema": write.table_schema, "name": write.table}
+        found = connection.execute(sql.PLACE, where).one_or_none()
+        if found is None:
+            return ".".join(part for part in (write.table_schema, write.table) if part)
+        if found.engine is not None and found.engine.lower() not in _TRANSACTIONAL:
+            raise outside(found.place, f"its engine is {found.engine}, not InnoDB")
+        return str(found.place)
 
     def targets(self, connection: Connection, write: Write) -> list[Target]:
         where = {"schema": write.table_schema, "name": write.table}

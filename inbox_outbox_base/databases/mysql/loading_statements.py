@@ -49,6 +49,12 @@ STATEMENT_LIMIT = {
     True: text("SET SESSION max_statement_time = :milliseconds / 1000"),
     False: text("SET SESSION max_execution_time = :milliseconds"),
 }
+# A view has no engine.
+PLACE = text("""
+    SELECT concat(table_schema, '.', table_name) AS place, engine AS engine
+    FROM information_schema.tables
+    WHERE table_schema = coalesce(:schema, database()) AND table_name = :name
+""")
 TARGETS = text("""
     SELECT column_name AS name, data_type AS kind, column_type AS full, numeric_scale AS scale,
            is_nullable = 'YES' AS nullable, column_default IS NOT NULL AS has_default, extra AS extra,

@@ -50,7 +50,7 @@ from inbox_outbox_base.tables.inbox import Tables, utcnow
 from . import arrays, probing
 from .numbers import behind, last_drawn
 from .taking_statements import batch_lock
-from .targets import PostgreSQLTarget, quoted, relation, targets, unique_keys
+from .targets import PostgreSQLTarget, place, quoted, relation, targets, unique_keys
 from .types import column
 
 try:
@@ -110,6 +110,9 @@ class PostgreSQLLoading(OnConflict):
         }
         parameters = {name: f"{seconds * 1000:.0f}" for name, seconds in limits.items()}
         connection.execute(_GUARD, parameters)
+
+    def place(self, connection: Connection, write: Write) -> str:
+        return place(connection, write)
 
     def targets(self, connection: Connection, write: Write) -> list[Target]:
         return [*targets(connection, write)]

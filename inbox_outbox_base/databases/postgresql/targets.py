@@ -5,6 +5,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, text
 
+from inbox_outbox_base.databases.loading import outside
 from inbox_outbox_base.databases.loading_values import Target, UniqueKey, Write
 
 _TARGETS = text("""
@@ -33,6 +34,29 @@ _TARGETS = text("""
     LEFT JOIN pg_namespace n ON n.oid = c.collnamespace
     WHERE a.attrelid = to_regclass(:name) AND a.attnum > 0 AND NOT a.attisdropped
     ORDER BY a.attnum
+""")
+
+_PLACE = text("""
+    WITH RECURSIVE reached (oid) AS (
+        SELECT to_regclass(:name)::oid
+        UNION
+        SELECT next.oid FROM reached CROSS JOIN LATERAL (
+            SELECT inhrelid FROM pg_inherits JOIN pg_class c ON c.oid = inhparent AND c.relkind = 'p'
+            WHERE inhparent = reached.oid
+            UNION ALL
+            -- A view writes to a table that it reads.
+            SELECT d.refobjid
+            FROM pg_rewrite r
+            JOIN pg_depend d ON d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid
+                            AND d.refclassid = 'pg_class'::regclass
+            WHERE r.ev_class = reached.oid
+        ) AS next (oid)
+    )
+    SELECT quote_ident(n.nspname) || '.' || quote_ident(c.relname) AS place,
+           (SELECT min(f.oid::regclass::text) FROM reached JOIN pg_class f USING (oid)
+            WHERE f.relkind = 'f') AS foreign_table
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE c.oid = to_regclass(:name)
 """)
 
 _UNIQUE = text("""
@@ -82,6 +106,21 @@ class PostgreSQLTarget(Target):
     """Of text: the type that compares as the column does, if it is not `text`."""
     collation: str | None = None
     """Of text: the collation, if not the database's own; a name in SQL."""
+
+
+def place(connection: Connection, write: Write) -> str:
+    """The target's name with its schema; as it is given if there is no such table.
+
+    Raises:
+        ColumnMismatch: it is a foreign table, or writes to one.
+    """
+    name = relation(write.table_schema, write.table)
+    found = connection.execute(_PLACE, {"name": name}).one_or_none()
+    if found is None:
+        return name
+    if found.foreign_table is not None:
+        raise outside(found.place, f"{found.foreign_table} is a foreign table")
+    return str(found.place)
 
 
 def targets(connection: Connection, write: Write) -> list[PostgreSQLTarget]:

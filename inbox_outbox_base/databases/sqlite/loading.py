@@ -90,6 +90,9 @@ class SQLiteLoading(OnConflict):
         connection.exec_driver_sql("BEGIN")
         has_begun(connection)
 
+    def place(self, connection: Connection, write: Write) -> str:
+        return f"{write.table_schema or 'main'}.{write.table}"
+
     def targets(self, connection: Connection, write: Write) -> list[Target]:
         self._version = write.results.version if isinstance(write.results, Upsert) else None
         where = {"name": write.table, "schema": write.table_schema or "main"}

@@ -62,10 +62,10 @@ def options_of(database: Database, **options: Any) -> WriterSettings:
     return checked(**{**usual, **options})
 
 
-def prepared(database: Database, parts: int = 0, schema: pa.Schema = SCHEMA, **options: Any) -> Task:
+def prepared(database: Database, schema: pa.Schema = SCHEMA, **options: Any) -> Task:
     """What every task of a job receives, as it arrives on an executor."""
     settings = options_of(database, **options)
-    packed = pickle.dumps(Job(settings, settings.run, parts).prepare(schema))
+    packed = pickle.dumps(Job(settings, settings.run).prepare(schema))
     task: Task = pickle.loads(packed)  # noqa: S301 - the test's own
     return task
 
@@ -85,7 +85,7 @@ def write(
 ) -> WriteReport:
     """A job: prepare, every partition once, report."""
     settings = options_of(database, **options)
-    job = Job(settings, settings.run, len(partitions) if settings.ledger == "trust" else 0)
+    job = Job(settings, settings.run)
     found = next((each.schema for partition in partitions for each in partition), SCHEMA)
     task = job.prepare(schema or found)
     finished = job.finished()
