@@ -82,10 +82,10 @@ class InboxReader(DataSourceReader):
 
 
 class PushingReader(InboxReader):
-    """Evaluates filters on the consumer and on the time in the database; Spark 4.1 or newer."""
+    """Evaluates filters on consumer, key and time in the database; Spark 4.1 or newer."""
 
     def pushFilters(self, filters: "list[Filter]") -> "Iterable[Filter]":  # noqa: N802 - Spark's name
-        """Take over the filters on the consumer and on the time, and return the others."""
+        """Take over the filters on consumer, key and time, and return the others."""
         return [each for each in filters if not self._is_taken_over(each)]
 
     def _is_taken_over(self, one: "Filter") -> bool:
@@ -94,6 +94,8 @@ class PushingReader(InboxReader):
         narrower = None
         if column == ("consumer",):
             narrower = _of_consumers(self._reading, kind, value)
+        elif column == ("key",) and self._reading.what == "keys":
+            narrower = _with_keys(self._reading, kind, value)
         elif column == (_TIMES[self._reading.what],):
             narrower = _at_times(self._reading, kind, value)
         self._reading = narrower or self._reading
@@ -101,11 +103,24 @@ class PushingReader(InboxReader):
 
 
 def _of_consumers(reading: Reading, kind: str, value: Any) -> Reading | None:
+    wanted = _texts(kind, value)
+    return None if wanted is None else replace(reading, consumers=_among(wanted, reading.consumers))
+
+
+def _with_keys(reading: Reading, kind: str, value: Any) -> Reading | None:
+    wanted = _texts(kind, value)
+    return None if wanted is None else replace(reading, only=_among(wanted, reading.only))
+
+
+def _texts(kind: str, value: Any) -> tuple[str, ...] | None:
     wanted = {"EqualTo": (value,), "In": value}.get(kind)
     if wanted is None or not all(isinstance(each, str) and "\0" not in each for each in wanted):
         return None
-    known = reading.consumers
-    return replace(reading, consumers=tuple(each for each in wanted if known is None or each in known))
+    return tuple(wanted)
+
+
+def _among(wanted: tuple[str, ...], known: tuple[str, ...] | None) -> tuple[str, ...]:
+    return tuple(each for each in wanted if known is None or each in known)
 
 
 def _at_times(reading: Reading, kind: str, value: Any) -> Reading | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
-from sqlalchemy import ColumnElement, Connection, Row, Select, and_, func, or_, select, true
+from sqlalchemy import ColumnElement, Connection, Row, Select, and_, func, select, true
 
 from inbox_outbox_base.databases.loading_values import Owner, owner_of
 from inbox_outbox_base.databases.registry import loading
@@ -40,12 +40,16 @@ def spans(connection: Connection, reading: Reading) -> list[Span]:
     its = tables(reading.settings.inbox_schema)
     if reading.what == "ledger":
         return _divided(connection, None, its.ledger.c.id, true(), reading.rows)
-    c = its.message.c
+    c, few = its.message.c, reading.only
     consumers = _all_consumers(connection, its) if reading.consumers is None else reading.consumers
     return [
         span
         for consumer in consumers
-        for span in _divided(connection, consumer, c.key, c.consumer == consumer, reading.rows)
+        for span in (
+            _divided(connection, consumer, c.key, c.consumer == consumer, reading.rows)
+            if few is None
+            else [Span(consumer, None, None)]
+        )
     ]
 
 
@@ -116,11 +120,14 @@ def _pages(
 def _keys(reading: Reading, its: Tables, span: Span, consumer: str) -> Select[Any]:
     c, entry = its.message.c, its.ledger.c
     found = select(c.key, c.accepted_at, c.claim, c.load).where(c.consumer == consumer, _within(c.key, span))
+    if reading.only is not None:
+        found = found.where(c.key.in_(reading.only))
     if reading.since is None and reading.before is None:
         return found
-    # Rows written in bulk have their time in the ledger.
-    loads = select(entry.id).where(entry.consumer == consumer, _at(entry.committed_at, reading))
-    return found.where(or_(_at(c.accepted_at, reading), c.load.in_(loads)))
+    # Rows written in bulk have their time in the ledger. This looks each load up, while IN would read all of
+    # the consumer's loads for each page.
+    its_time = select(entry.committed_at).where(entry.id == c.load, entry.consumer == consumer)
+    return found.where(_at(func.coalesce(c.accepted_at, its_time.scalar_subquery()), reading))
 
 
 def _entries(reading: Reading, its: Tables, span: Span) -> Select[Any]:

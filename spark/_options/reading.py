@@ -50,6 +50,8 @@ class Reading:
     what: What
     consumers: tuple[str, ...] | None
     """None stands for all of them."""
+    only: tuple[str, ...] | None
+    """The stored keys to read; None stands for all of them."""
     key: tuple[str, ...]
     """The columns into which keys are divided."""
     since: datetime | None
@@ -82,6 +84,7 @@ def reading(options: Mapping[str, str]) -> Reading:
         settings=checked(**_UNUSED, **from_strings(connection)),
         what="keys" if what == "keys" else "ledger",
         consumers=None if consumer is None else (inbox_options.consumer(consumer),),
+        only=None,
         key=_key(own["key"]) if "key" in own else (),
         since=_time("since", own.get("since")),
         before=_time("before", own.get("before")),

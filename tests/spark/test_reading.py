@@ -1,5 +1,7 @@
 """Reading keys and the ledger back: each row once, in partitions, with its job, and filtered by time."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -14,6 +16,7 @@ from inbox.schema import tables
 from spark import InboxDataSource
 from spark._driver.reader import PushingReader
 from spark.errors import InvalidRow
+from tests.spark.test_reconciling import reconcile
 from tests.support.cases import case
 from tests.support.database import Database
 from tests.support.on_servers import on
@@ -241,7 +244,7 @@ def test_wrong_options() -> None:
 
 
 def test_filters_that_the_database_evaluates() -> None:
-    """The database evaluates filters on the consumer and the time; all others are left to Spark."""
+    """The database evaluates filters on consumer, key and time; all others are left to Spark."""
     filters = pytest.importorskip("pyspark.sql.datasource")
     read = InboxDataSource({**USUAL, "pushdown": "true", "since": OLD.isoformat()})
     reader = read.reader(read.schema())
@@ -249,13 +252,14 @@ def test_filters_that_the_database_evaluates() -> None:
     day, at = timedelta(days=1), ("accepted_at",)
     taken_over = [
         filters.In(("consumer",), ("a", "c", "c2")),
+        filters.EqualTo(("key",), "k"),
         filters.GreaterThan(at, OLD + day),
         filters.GreaterThanOrEqual(at, OLD),
         filters.LessThanOrEqual(at, OLD + 3 * day),
         filters.LessThan(at, OLD + 4 * day),
     ]
     left = [
-        filters.EqualTo(("key",), "k"),
+        filters.GreaterThan(("key",), "k"),
         filters.Not(filters.EqualTo(("consumer",), "c")),
         filters.EqualTo(("consumer",), None),
         filters.LessThan(at, OLD.replace(tzinfo=None)),
@@ -264,4 +268,46 @@ def test_filters_that_the_database_evaluates() -> None:
     assert [*reader.pushFilters([*taken_over, *left])] == left
     tick = timedelta(microseconds=1)
     its = reader._reading
-    assert (its.consumers, its.since, its.before) == (("c",), OLD + day + tick, OLD + 3 * day + tick)
+    assert (its.consumers, its.only) == (("c",), ("k",))
+    assert (its.since, its.before) == (OLD + day + tick, OLD + 3 * day + tick)
+
+
+@on("postgresql", "mariadb")
+def test_a_read_of_some_keys(migrated: Database, engine: Engine) -> None:
+    """A filter on the key reads these keys alone, and of the ledger only the rows that they name, however
+    many others there are. So does `reconcile`."""
+    filters = pytest.importorskip("pyspark.sql.datasource")
+    for part in range(30):
+        write(migrated, [batch((f"k{part}", part))], run=f"r{part}")
+    read = source(migrated, consumer="billing", pushdown="true", rowsPerPartition=5)
+    reader = read.reader(read.schema())
+    assert isinstance(reader, PushingReader)
+    assert [*reader.pushFilters([filters.In(("key",), ("k3", "k7", "k99"))])] == []
+    [span] = reader.partitions()
+    with fetching() as fetched_rows:
+        [part] = reader.read(span)
+    assert [(row["key"], row["run"]) for row in _rows(part)] == [("k3", "r3"), ("k7", "r7")]
+    assert max(fetched_rows) <= 2
+    execute(engine, "DELETE FROM result WHERE id = 'k9'")
+    with fetching() as fetched_rows:
+        found = reconcile(migrated, [batch(*((f"k{part}", part) for part in (8, 9)))])
+    assert [each.run for each in found.differences] == ["r9"]
+    assert max(fetched_rows) <= 2
+
+
+@contextmanager
+def fetching() -> Iterator[list[int]]:
+    """How many rows of the ledger each statement in the body returned."""
+    counted: list[int] = []
+
+    def count(*given: Any) -> None:
+        _, cursor, statement, *_ = given
+        if "FROM inbox_ledger" in statement:
+            counted.append(cursor.rowcount)
+
+    event.listen(Engine, "after_cursor_execute", count)
+    try:
+        yield counted
+    finally:
+        event.remove(Engine, "after_cursor_execute", count)
+    assert counted
