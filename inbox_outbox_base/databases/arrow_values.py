@@ -1,8 +1,10 @@
 """Conversions of Arrow columns that refuse values a database would change silently; errors name the
 column."""
 
+import json
 from collections.abc import Callable, Sequence
 from datetime import date, datetime
+from decimal import Decimal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -60,6 +62,15 @@ def finite(name: str) -> Converter:
     )
 
 
+def finite_time(name: str, infinite: pa.Scalar) -> Converter:
+    """Not the value, as a number, that stands for -infinity."""
+    return refuse(
+        name,
+        lambda column: pc.equal(column.cast(infinite.type), infinite),
+        "a time so early that this database stores -infinity",
+    )
+
+
 def not_nan(name: str) -> Converter:
     """No NaN."""
     return refuse(name, pc.is_nan, "NaN, which this database stores as NULL")
@@ -98,6 +109,43 @@ def at_most(name: str, longest: int, length: Callable[[pa.Array], pa.Array], uni
         lambda column: pc.greater(length(column), longest),
         f"text longer than the target's {longest} {unit}",
     )
+
+
+def exact_numbers(name: str) -> Converter:
+    """JSON whose numbers are whole numbers of 64 bits, or as exact as a double."""
+
+    def rounded(column: pa.Array) -> pa.Array:
+        # Only long numbers, and those with an exponent, can be.
+        suspected = pc.match_substring_regex(column, r"[0-9][0-9.]{15}|[0-9][eE]")
+        if not pc.any(suspected).as_py():
+            return suspected
+        return pa.array(
+            [suspect.as_py() and _rounds(text) for suspect, text in zip(suspected, column, strict=True)],
+            pa.bool_(),
+        )
+
+    return refuse(
+        name, rounded, "JSON with a number that has more digits than a double, which would be rounded"
+    )
+
+
+def _rounds(text: pa.Scalar) -> bool:
+    class Rounded(Exception):
+        pass
+
+    def number(digits: str) -> None:
+        if "." not in digits and "e" not in digits.lower() and -(2**63) <= int(digits) < 2**64:
+            return
+        if Decimal(repr(float(digits))) != Decimal(digits):
+            raise Rounded
+
+    try:
+        json.loads(text.as_py(), parse_float=number, parse_int=number)
+    except Rounded:
+        return True
+    except ValueError:
+        return False  # the server says why it is no JSON
+    return False
 
 
 def exactly(name: str, length: int) -> Converter:

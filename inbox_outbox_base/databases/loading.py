@@ -209,7 +209,10 @@ def unfit(field: pa.Field, target: Target) -> ColumnMismatch:
     if pa.types.is_nested(field.type):
         why = "only JSON and text hold arrays, structs and maps; on PostgreSQL an array also holds arrays"
     else:
-        why = "not every value would be kept exactly; cast it in the DataFrame first"
+        why = (
+            "not every value is known to be kept exactly; cast it in the DataFrame first, or use "
+            "results=Statements(...), whose SQL can cast it"
+        )
     return ColumnMismatch(
         f"column {field.name!r} of type {field.type} does not fit the target's {target.full}: {why}"
     )

@@ -14,7 +14,7 @@ from sqlalchemy import Engine
 from spark.errors import ColumnMismatch, InvalidRow
 from tests.support.database import Database
 from tests.support.spark.types import on_all
-from tests.support.spark.writes import execute, prepared, taken, write
+from tests.support.spark.writes import execute, fetched, prepared, taken, write
 
 VARIANT = pa.struct([("value", pa.binary()), ("metadata", pa.binary())])
 GRID, CUBE = pa.list_(pa.list_(pa.int32())), pa.list_(pa.list_(pa.list_(pa.int32())))
@@ -53,6 +53,12 @@ REFUSED: dict[str, tuple[pa.DataType, Mapping[str, str]]] = {
     "text in a binary": (pa.string(), on_all("bytea", "longblob", "blob")),
     "text in an array": (pa.string(), {"postgresql": "integer[]"}),
     "text in a short name": (pa.string(), {"postgresql": "name"}),
+    "text in a vector of words": (pa.string(), {"postgresql": "tsvector"}),
+    "text in a range of times": (pa.string(), {"postgresql": "tsrange"}),
+    "text in a point": (pa.string(), {"postgresql": "point"}),
+    "text in the place of a log": (pa.string(), {"postgresql": "pg_lsn"}),
+    "text in anything": (pa.string(), {"sqlite": "any"}),
+    "int in one of hundreds": (pa.int32(), {"postgresql": "numeric(12,-2)"}),
     "text in a set": (pa.string(), on_mysql("set('a','b')")),
     "text in bits": (pa.string(), {"postgresql": "bit(8)", **on_mysql("bit(8)")}),
     "binary in a text": (pa.binary(), on_all("text", "longtext", "text")),
@@ -111,6 +117,46 @@ def _raised(work: Callable[..., object], *arguments: Any, **options: Any) -> Exc
     return None
 
 
+DOMAINS = (
+    "CREATE DOMAIN short AS varchar(4)",
+    "CREATE DOMAIN shorter AS short",
+    "CREATE DOMAIN price AS numeric(8,2)",
+    "CREATE DOMAIN fare AS price CHECK (VALUE > 0)",
+    "CREATE DOMAIN shorts AS shorter[]",
+    "CREATE DOMAIN second AS timestamp(0)",
+    "CREATE DOMAIN moment AS second",
+    "CREATE SCHEMA own",
+    "CREATE TYPE own.text AS RANGE (subtype = float8)",
+)
+TEXT, TEXTS = pa.string(), pa.list_(pa.string())
+BENEATH: dict[str, tuple[pa.DataType, Any, Any, str]] = {
+    "shorter": (TEXT, "abcd", "abcde", "abcd"),
+    "shorter[]": (TEXTS, ["abcd", None], ["abcde"], "{abcd,NULL}"),
+    "shorts": (TEXTS, ["abcd"], ["ab", "abcd "], "{abcd}"),
+    "fare": (pa.decimal128(10, 2), Decimal("9.99"), Decimal("-1.00"), "9.99"),
+    "moment": (CLOCK, 0, 500_000, "1970-01-01 00:00:00"),
+}
+"""The type of the rows, a value that fits, one that does not, and the text of the stored one."""
+
+
+def test_domains_over_domains(postgres: Database) -> None:
+    """A domain has the limits of what is beneath it, however many domains are between: a value that exceeds
+    them is an error, and others are stored as they are. A type is not taken for another one of the same
+    name."""
+    engine = postgres.engine()
+    execute(engine, *DOMAINS)
+    for number, (domain, (kind, fitting, wrong, shown)) in enumerate(BENEATH.items()):
+        execute(engine, f"CREATE TABLE t{number} (id varchar(9) PRIMARY KEY, v {domain})")
+        rows = [pa.record_batch({"id": ["a"], "v": pa.array([value], kind)}) for value in (fitting, wrong)]
+        assert write(postgres, [rows[0]], table=f"t{number}", consumer=domain).new == 1
+        assert _raised(write, postgres, [rows[1]], table=f"t{number}", consumer="other") is not None
+        assert fetched(engine, f"SELECT v::text FROM t{number}") == [(shown,)]
+    execute(engine, "CREATE TABLE t (id varchar(9) PRIMARY KEY, v fare, w own.text)")
+    for name, kind in (("v", pa.decimal128(10, 3)), ("w", TEXT)):
+        with pytest.raises(ColumnMismatch, match=f"column .{name}. of type"):
+            prepared(postgres, schema=pa.schema([("id", TEXT), (name, kind)]), table="t")
+
+
 def test_types_that_do_not_fit(migrated: Database, engine: Engine) -> None:
     """A type is rejected before any row is read if the column cannot hold each of its values exactly."""
     unexpected = {}
@@ -166,6 +212,18 @@ WRONG: dict[str, Wrong] = {
     "a label in another case": Wrong(pa.string(), ["a", "B"], on_mysql("enum('a','b')"), "'a', 'b'"),
     "no JSON": Wrong(pa.string(), ["{}", "{"], on_all("jsonb", "json", "")),
     "a number as JSON": Wrong(pa.string(), ["[1]", " 1.10"], {"sqlite": "json"}, "number"),
+    "a number of many digits as JSON": Wrong(
+        pa.string(), ['{"a": 0.1}', '{"a": 0.12345678901234567890}'], {"mysql": "json"}, "more digits"
+    ),
+    "a long number as JSON": Wrong(
+        pa.string(), ["[18446744073709551615]", "[18446744073709551617]"], {"mysql": "json"}, "more digits"
+    ),
+    "a day that is none": Wrong(
+        pa.date32(), [0, -(2**31) + 10_957], {"postgresql": "date"}, "stores -infinity"
+    ),
+    "a time that is none": Wrong(
+        CLOCK, [0, -(2**63) + 946_684_800_000_000], {"postgresql": "timestamp"}, "stores -infinity"
+    ),
     "no uuid": Wrong(pa.string(), [None, "1234"], {"postgresql": "uuid", "mariadb": "uuid"}),
     "an array of long texts": Wrong(
         pa.list_(pa.string()), [["abc"], [None, "a   "]], {"postgresql": "varchar(3)[]"}, " 3 "

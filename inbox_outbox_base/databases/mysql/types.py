@@ -101,7 +101,7 @@ def column(field: pa.Field, target: MySQLTarget | None, server: Server) -> Colum
     steps = [convert, _sent(field.name, name, kind, target)]
     if target is not None:
         steps += [
-            _kept(field.name, name, target),
+            _kept(field.name, name, target, is_text=not pa.types.is_nested(field.type)),
             None if target.nullable else arrow_values.present(field.name),
         ]
     return Column(field.name, staged, None, False, arrow_values.chained(*steps))
@@ -147,7 +147,7 @@ def _sent(
     return None
 
 
-def _kept(field: str, name: str, target: MySQLTarget) -> arrow_values.Converter | None:
+def _kept(field: str, name: str, target: MySQLTarget, *, is_text: bool) -> arrow_values.Converter | None:
     """Refuse values that the target would change silently."""
     if name in ("instant", "datetime", "time"):
         return arrow_values.whole(field, target.digits or 0)
@@ -155,6 +155,8 @@ def _kept(field: str, name: str, target: MySQLTarget) -> arrow_values.Converter 
         return arrow_values.one_of(field, _labels(target.full))
     if target.kind == "binary" and target.length is not None:
         return arrow_values.exactly(field, target.length)
+    if target.kind == "json" and is_text:
+        return arrow_values.exact_numbers(field)
     if name != "text" or target.length is None:
         return None
     if target.kind in ("char", "varchar"):

@@ -9,30 +9,50 @@ from inbox_outbox_base.databases.loading import outside
 from inbox_outbox_base.databases.loading_values import Target, UniqueKey, Write
 
 _TARGETS = text("""
-    SELECT a.attname AS name, coalesce(b.typname, t.typname) AS kind,
-           CASE WHEN t.typtype = 'd' THEN format_type(t.oid, NULL)
-                ELSE format_type(a.atttypid, NULL) END AS full,
-           coalesce(nullif(a.atttypmod, -1), nullif(t.typtypmod, -1), nullif(e.typtypmod, -1)) AS modifier,
-           coalesce(b.typcategory, t.typcategory) AS category,
-           coalesce(eb.typname, e.typname) AS element_kind, format_type(e.oid, NULL) AS element_full,
-           coalesce(eb.typcategory, e.typcategory) AS element_category,
+    WITH RECURSIVE part (number, step, is_element, oid, modifier) AS (
+        SELECT attnum, 0, false, atttypid, atttypmod
+        FROM pg_attribute WHERE attrelid = to_regclass(:name) AND attnum > 0 AND NOT attisdropped
+        UNION ALL
+        -- Beneath a domain, which may be made of a domain; then, of an array, its elements.
+        SELECT part.number, part.step + 1, part.is_element OR t.typtype <> 'd',
+               coalesce(e.oid, t.typbasetype),
+               CASE WHEN part.modifier = -1 THEN t.typtypmod ELSE part.modifier END
+        FROM part
+        JOIN pg_type t ON t.oid = part.oid
+        -- An int2vector and the like have elements, but are not their arrays.
+        LEFT JOIN pg_type e ON t.typtype <> 'd' AND e.oid = t.typelem AND e.typarray = t.oid
+        WHERE t.typtype = 'd' OR (e.oid IS NOT NULL AND NOT part.is_element)
+    ), known AS (
+        SELECT part.*, format_type(part.oid, NULL) AS full, pg_type_is_visible(part.oid) AS is_visible,
+               row_number() OVER (PARTITION BY number, is_element ORDER BY step) AS from_outside,
+               row_number() OVER (PARTITION BY number, is_element ORDER BY step DESC) AS from_inside,
+               CASE WHEN t.typtype = 'e' THEN 'enum'
+                    WHEN n.nspname = 'pg_catalog' OR (t.typname = 'citext' AND t.typcategory = 'S')
+                    THEN t.typname
+                    -- Another type may have the name of one that is known here.
+                    ELSE n.nspname || '.' || t.typname END AS kind
+        FROM part JOIN pg_type t ON t.oid = part.oid JOIN pg_namespace n ON n.oid = t.typnamespace
+    )
+    SELECT a.attname AS name, base.kind, base.modifier, outside.full,
+           element.kind AS element_kind, element.modifier AS element_modifier,
+           element_outside.full AS element_full,
            a.attnotnull AND NOT a.atthasdef AND a.attidentity = '' AS required,
            a.attgenerated <> '' OR a.attidentity = 'a' AS is_generated,
-           CASE coalesce(b.typname, t.typname)
+           CASE base.kind
                 WHEN 'bpchar' THEN 'bpchar'  -- with a length, it would be padded
                 -- Outside the search path its operators are not found, and those of text compare.
-                WHEN 'citext' THEN CASE WHEN pg_type_is_visible(coalesce(b.oid, t.oid)) THEN 'citext' END
+                WHEN 'citext' THEN CASE WHEN base.is_visible THEN 'citext' END
            END AS compared,
            quote_ident(n.nspname) || '.' || quote_ident(c.collname) AS collation
     FROM pg_attribute a
-    JOIN pg_type t ON t.oid = a.atttypid
-    LEFT JOIN pg_type b ON b.oid = nullif(t.typbasetype, 0)
-    -- An int2vector and the like have elements, but are not their arrays.
-    LEFT JOIN pg_type e ON e.oid = coalesce(b.typelem, t.typelem) AND e.typarray = coalesce(b.oid, t.oid)
-    LEFT JOIN pg_type eb ON eb.oid = nullif(e.typbasetype, 0)
+    JOIN known outside ON outside.number = a.attnum AND NOT outside.is_element AND outside.from_outside = 1
+    JOIN known base ON base.number = a.attnum AND NOT base.is_element AND base.from_inside = 1
+    LEFT JOIN known element ON element.number = a.attnum AND element.is_element AND element.from_inside = 1
+    LEFT JOIN known element_outside ON element_outside.number = a.attnum AND element_outside.is_element
+                                   AND element_outside.from_outside = 1
     LEFT JOIN pg_collation c ON c.oid = a.attcollation AND c.oid <> 100  -- the database's own
     LEFT JOIN pg_namespace n ON n.oid = c.collnamespace
-    WHERE a.attrelid = to_regclass(:name) AND a.attnum > 0 AND NOT a.attisdropped
+    WHERE a.attrelid = to_regclass(:name)
     ORDER BY a.attnum
 """)
 
@@ -80,12 +100,13 @@ _UNIQUE = text("""
     WHERE i.indrelid = to_regclass(:name) AND i.indisunique AND NOT i.indisexclusion
 """)
 
-_PARSED = set("SEIURG")
-"""Categories of types that parse text: strings, enums, addresses, uuid and json and the like, ranges, shapes.
-Numbers and times parse text, too, but drop digits for which they have no room."""
-
-_CHANGED = {"name", "char", "bytea", "tsvector", "tsquery"}
-"""Types of these categories that change a text."""
+_PARSED = {
+    *("text", "varchar", "bpchar", "citext", "enum"),
+    *("uuid", "inet", "cidr", "macaddr", "macaddr8", "json", "jsonb", "xml"),
+    *("int4range", "int8range", "numrange", "int4multirange", "int8multirange", "nummultirange"),
+}
+"""Types that keep what a text says, or refuse it. Others drop digits for which they have no room, such as
+ranges of times and shapes, or are not known: extensions have types that round."""
 
 CLOCKS = {"timestamp", "timestamptz", "time"}
 
@@ -136,15 +157,15 @@ def unique_keys(connection: Connection, write: Write) -> list[UniqueKey]:
 
 
 def _target(row: Row[Any]) -> PostgreSQLTarget:
-    target = _described(row, row.kind, row.full, row.category)
+    target = _described(row, row.kind, row.full, row.modifier)
     target = replace(target, compared=row.compared, collation=row.collation)
     if row.element_kind is None:
         return target
-    return replace(target, element=_described(row, row.element_kind, row.element_full, row.element_category))
+    return replace(target, element=_described(row, row.element_kind, row.element_full, row.element_modifier))
 
 
-def _described(row: Row[Any], kind: str, full: str, category: str) -> PostgreSQLTarget:
-    modifier = row.modifier
+def _described(row: Row[Any], kind: str, full: str, stored: int) -> PostgreSQLTarget:
+    modifier = None if stored == -1 else stored
     if kind == "interval" and modifier is not None:
         kind = "interval of some fields"
     scale = length = digits = None
@@ -154,9 +175,8 @@ def _described(row: Row[Any], kind: str, full: str, category: str) -> PostgreSQL
         length = modifier - 4
     elif kind in CLOCKS:
         digits = modifier
-    reads_text = category in _PARSED and kind not in _CHANGED
     return PostgreSQLTarget(
-        row.name, kind, full, scale, row.required, row.is_generated, length, digits, reads_text
+        row.name, kind, full, scale, row.required, row.is_generated, length, digits, kind in _PARSED
     )
 
 

@@ -35,6 +35,14 @@ _STAGED: list[tuple[Callable[[pa.DataType], bool], str, str]] = [
     (pa.types.is_time64, "time without time zone", "time"),
     (pa.types.is_duration, "interval", "interval"),
 ]
+_MICROSECONDS = 946_684_800_000_000
+_INFINITE = {
+    "date": pa.scalar(-(2**31) + 10_957, pa.int32()),
+    "timestamp": pa.scalar(-(2**63) + _MICROSECONDS, pa.int64()),
+    "timestamptz": pa.scalar(-(2**63) + _MICROSECONDS, pa.int64()),
+}
+"""In the binary form, the first value of each is -infinity. PostgreSQL counts from the year 2000."""
+
 _WIDER = {
     "int2": {"int4", "int8", "numeric", "float4", "float8"},
     "int4": {"int2", "int8", "numeric", "float8"},
@@ -84,6 +92,7 @@ def _scalar(field: pa.Field, target: PostgreSQLTarget | None) -> Column:
     staged, name = _staged(kind) or (None, "")
     if staged is None:
         raise unknown(field)
+    convert = arrow_values.chained(convert, _sent(field.name, name))
     if target is None:
         return Column(field.name, staged, None, False, convert)
     convert = arrow_values.chained(convert, _kept(field.name, name, target))
@@ -97,7 +106,8 @@ def _scalar(field: pa.Field, target: PostgreSQLTarget | None) -> Column:
         is_text = target.kind in ("varchar", "bpchar", "citext")
         same = target.full == "character varying"  # its binary form is that of text
         return Column(field.name, staged, None if is_text else target.full, same, convert)
-    if target.kind not in _WIDER.get(name, ()) and not _is_whole(name, kind, target):
+    rounds_to_tens = target.kind == "numeric" and target.scale is not None and target.scale < 0
+    if rounds_to_tens or (target.kind not in _WIDER.get(name, ()) and not _is_whole(name, kind, target)):
         raise unfit(field, target)
     return Column(field.name, staged, target.full, False, convert)
 
@@ -119,6 +129,11 @@ def _array(field: pa.Field, target: PostgreSQLTarget | None) -> Column:
     shaped = arrays.rectangular(field.name) if dimensions > 1 else None
     convert = arrow_values.chained(shaped, arrays.each(element.convert))
     return Column(field.name, staged, cast, same, convert)
+
+
+def _sent(field: str, name: str) -> arrow_values.Converter | None:
+    """Refuse values that the binary form would change silently."""
+    return arrow_values.finite_time(field, _INFINITE[name]) if name in _INFINITE else None
 
 
 def _kept(field: str, name: str, target: PostgreSQLTarget) -> arrow_values.Converter | None:

@@ -69,8 +69,9 @@ def affinity(declared: str) -> str:
     name, bare = declared.upper(), _bare(declared)
     if bare in _DECLARED:
         return _DECLARED[bare]
-    if bare in ("", "ANY"):
+    if bare == "":
         return "untyped"
+    # ANY is numeric, except in a STRICT table.
     for part, found in (
         ("INT", "integer"),
         ("CHAR", "text"),
