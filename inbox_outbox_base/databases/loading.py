@@ -70,6 +70,12 @@ class Loading(ABC):
     def unique_keys(self, connection: Connection, write: Write) -> list[UniqueKey]:
         """The unique keys and indexes of the target table."""
 
+    def equates_nulls(self, connection: Connection, write: Write, key: Sequence[str]) -> bool:
+        """Whether two rows of the target with NULL in this key are the same row. To SQL's ``=`` and to a
+        unique key they are not, unless the key says so; to PARTITION BY they are."""
+        keys = self.unique_keys(connection, write)
+        return any(each.equates_nulls and each.columns == set(key) for each in keys)
+
     def check(  # noqa: B027 - optional
         self,
         connection: Connection,

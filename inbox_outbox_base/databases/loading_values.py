@@ -80,6 +80,8 @@ class UniqueKey:
     """None stands for an expression, or for a part of a column."""
     problem: str | None
     """Why it does not reject every second row with the same values."""
+    equates_nulls: bool = False
+    """Whether two NULLs are the same value in it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from sqlalchemy import Connection, case, exists, select
+from sqlalchemy import ColumnElement, Connection, and_, case, exists, or_, select
 from sqlalchemy.sql.expression import column, table
 
 from inbox_outbox_base.databases.loading import Loading, is_newer
@@ -131,11 +131,28 @@ def _absent(
     wanted = how.key if isinstance(how, Upsert) else settings.key
     values = {each.name: given_value(given, each) for each in columns}
     same = [there.c[name] == values[name] for name in wanted]
-    if isinstance(how, Upsert):
-        # Not a plain NOT: a version may be NULL.
-        same.append(case((is_newer(values[how.version], there.c[how.version]), 1), else_=0) == 0)
-    absent = select(given.c[KEY]).where(~exists().where(*same))
-    return sorted(connection.scalars(absent), key=str.encode)
+    if not isinstance(how, Upsert):
+        absent = select(given.c[KEY]).where(~exists().where(*same))
+        return sorted(connection.scalars(absent), key=str.encode)
+    # Not a plain NOT: a version may be NULL.
+    version, its = values[how.version], there.c[how.version]
+    not_older = case((is_newer(version, its), 1), else_=0) == 0
+    has_null = or_(*(given.c[name].is_(None) for name in wanted))
+    found = [*connection.scalars(select(given.c[KEY]).where(~has_null, ~exists().where(*same, not_older)))]
+    if any(rows.column(name).null_count for name in wanted):
+        # NULL is not equal to NULL. Where the table takes these rows for different ones, none is ever
+        # updated, so each still has its version.
+        if not database.equates_nulls(connection, settings, wanted):
+            not_older = _same(its, version)
+        alike = [_same(there.c[name], values[name]) for name in wanted]
+        found += connection.scalars(select(given.c[KEY]).where(has_null, ~exists().where(*alike, not_older)))
+    return sorted(found, key=str.encode)
+
+
+def _same(one: ColumnElement[Any], other: ColumnElement[Any]) -> ColumnElement[bool]:
+    """Whether two values are the same, as NULL and NULL are. PostgreSQL uses no index for IS NOT DISTINCT
+    FROM."""
+    return or_(one == other, and_(one.is_(None), other.is_(None)))
 
 
 def _grouped(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 from sqlalchemy import Column as SqlColumn
-from sqlalchemy import Connection, MetaData, Select, Table, func, select, text
+from sqlalchemy import ColumnElement, Connection, MetaData, Select, Table, func, or_, select, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.schema import CreateTable
 from sqlalchemy.sql.expression import cast, column, table
@@ -93,6 +93,7 @@ class Staged(Sink):
         self._columns = columns
         self._name = name
         self._rows = 0
+        self._has_nulls = False
 
     def create(self) -> None:
         """Create the temporary table."""
@@ -104,6 +105,9 @@ class Staged(Sink):
         if self._rows == 0:
             self.create()
         self._rows += rows.num_rows
+        how = self._settings.results
+        if isinstance(how, Upsert):
+            self._has_nulls = self._has_nulls or any(rows.column(name).null_count for name in how.key)
         self._database.load(self._connection, self._name, None, rows, self._settings.batch_size)
 
     def finish(self) -> None:
@@ -143,10 +147,17 @@ class Staged(Sink):
         ordered = [ranked.c[name] for name in results.key]
         return (
             select(*(ranked.c[each.name] for each in self._columns))
-            .where(ranked.c[RANK] == 1)
+            .where(or_(ranked.c[RANK] == 1, *self._distinct(ranked, results)))
             # In the order of their keys, so that concurrent upserts do not deadlock.
             .order_by(*ordered)
         )
+
+    def _distinct(self, ranked: Any, how: Upsert) -> list[ColumnElement[bool]]:
+        """The rows whose key no other row can have: PARTITION BY puts NULLs together, but to most unique keys
+        they are different values."""
+        if not self._has_nulls or self._database.equates_nulls(self._connection, self._settings, how.key):
+            return []
+        return [ranked.c[name].is_(None) for name in how.key]
 
 
 class FallbackSink(Sink):

@@ -26,6 +26,7 @@ from inbox.schema import tables
 from spark import Append, Statements, Upsert
 from spark._options.settings import WriterSettings
 from spark.errors import ColumnMismatch
+from tests.spark.test_reconciling import reconcile
 from tests.support import accounts
 from tests.support.cases import case
 from tests.support.database import Database
@@ -330,3 +331,73 @@ def test_a_rule_of_the_target_fires(postgres: Database) -> None:
     execute(engine, "CREATE TABLE seen (id text)", rule)
     assert write(postgres, [batch(("a", 1), ("b", 2))]).new == 2
     assert set(fetched(engine, "SELECT id FROM seen")) == {("a",), ("b",)}
+
+
+def accounts_of(*values: tuple[str, str | None, int | None]) -> pa.RecordBatch:
+    """Events: a key, an account, and a version."""
+    kinds = {"event": pa.string(), "account": pa.string(), "v": pa.int64()}
+    columns = zip(*values, strict=True)
+    return pa.record_batch(
+        [pa.array(column, kind) for column, kind in zip(columns, kinds.values(), strict=True)],
+        names=[*kinds],
+    )
+
+
+NULL_KEYS: dict[str, Any] = {"key": "event", "table": "holding", "results": Upsert("account", "v")}
+HOLDING = "CREATE TABLE holding (account varchar(20), v bigint, UNIQUE {} (account))"
+EVENTS = [("a", None, 1), ("b", None, 2), ("c", None, None), ("d", "x", 1), ("e", "x", 2)]
+
+
+def held(engine: Engine) -> list[tuple[Any, ...]]:
+    """The rows of the table."""
+    return sorted(fetched(engine, "SELECT account, v FROM holding"), key=str)
+
+
+def test_an_upsert_whose_key_is_null(migrated: Database, engine: Engine) -> None:
+    """NULLs are different values in a unique key, so each row with NULL is inserted, also those of one
+    partition. `reconcile` finds them in the table, and misses one that was deleted."""
+    execute(engine, HOLDING.format(""))
+    assert counts(write(migrated, [accounts_of(*EVENTS)], **NULL_KEYS)) == {"new": 5}
+    assert held(engine) == [("x", 2), (None, 1), (None, 2), (None, None)]
+    found = reconcile(migrated, [accounts_of(*EVENTS, ("f", None, 1))], **NULL_KEYS)
+    assert (found.present, found.untaken) == (5, 1)
+    execute(engine, "DELETE FROM holding WHERE account IS NULL AND v IS NULL")
+    found = reconcile(migrated, [accounts_of(*EVENTS, ("g", None, 9))], **NULL_KEYS)
+    assert (found.present, found.unapplied, found.missing) == (4, 1, 1)
+
+
+def test_a_key_in_which_nulls_are_equal(postgres: Database) -> None:
+    """With NULLS NOT DISTINCT, rows with NULL are one row, and the newest stands."""
+    engine = postgres.engine()
+    execute(engine, HOLDING.format("NULLS NOT DISTINCT"))
+    write(postgres, [accounts_of(*EVENTS)], **NULL_KEYS)
+    assert held(engine) == [("x", 2), (None, 2)]
+    found = reconcile(postgres, [accounts_of(*EVENTS)], **NULL_KEYS)
+    assert (found.present, found.keys) == (5, 5)
+
+
+def test_a_target_outside_of_the_transaction(postgres: Database) -> None:
+    """A foreign table is refused, also as a partition or behind a view: its server commits on its own."""
+    execute(
+        postgres.engine(),
+        "CREATE FOREIGN DATA WRAPPER elsewhere",
+        "CREATE SERVER other FOREIGN DATA WRAPPER elsewhere",
+        "CREATE FOREIGN TABLE away (id varchar(20), amount bigint) SERVER other",
+        "CREATE TABLE whole (id varchar(20), amount bigint) PARTITION BY RANGE (amount)",
+        "CREATE TABLE near PARTITION OF whole FOR VALUES FROM (0) TO (9)",
+        "CREATE FOREIGN TABLE far PARTITION OF whole FOR VALUES FROM (9) TO (99) SERVER other",
+        "CREATE VIEW seen AS SELECT * FROM whole",
+        "CREATE VIEW seen_again AS SELECT * FROM seen",
+    )
+    for name, foreign in (("away", "away"), ("whole", "far"), ("seen", "far"), ("seen_again", "far")):
+        with pytest.raises(ColumnMismatch, match=f"table public.{name}: {foreign} is a foreign table"):
+            write(postgres, [batch(("a", 1))], table=name)
+    assert counts(write(postgres, [batch(("a", 1))], table="near")) == {"new": 1}
+
+
+@on("mysql", "mariadb")
+def test_an_engine_without_transactions(migrated: Database, engine: Engine) -> None:
+    """A table whose engine cannot roll back is refused."""
+    execute(engine, "CREATE TABLE flat (id varchar(20), amount bigint) ENGINE = MyISAM")
+    with pytest.raises(ColumnMismatch, match=r"\.flat: its engine is MyISAM, not InnoDB"):
+        write(migrated, [batch(("a", 1))], table="flat")

@@ -87,7 +87,9 @@ _UNIQUE = text("""
                 WHEN NOT key.has_no_null
                      -- Servers before PostgreSQL 15 have no such column.
                      AND NOT coalesce(to_jsonb(i) ->> 'indnullsnotdistinct', 'false')::boolean
-                THEN 'allows NULL, and NULLs are distinct' END AS problem
+                THEN 'allows NULL, and NULLs are distinct' END AS problem,
+           coalesce(to_jsonb(i) ->> 'indnullsnotdistinct', 'false')::boolean
+           AND i.indpred IS NULL AND i.indisvalid AS equates_nulls
     FROM pg_index i
     JOIN pg_class c ON c.oid = i.indexrelid
     CROSS JOIN LATERAL (
@@ -153,7 +155,7 @@ def targets(connection: Connection, write: Write) -> list[PostgreSQLTarget]:
 def unique_keys(connection: Connection, write: Write) -> list[UniqueKey]:
     """The unique keys and indexes of the target table."""
     rows = connection.execute(_UNIQUE, {"name": relation(write.table_schema, write.table)})
-    return [UniqueKey(row.name, frozenset(row.parts), row.problem) for row in rows]
+    return [UniqueKey(row.name, frozenset(row.parts), row.problem, row.equates_nulls) for row in rows]
 
 
 def _target(row: Row[Any]) -> PostgreSQLTarget:
