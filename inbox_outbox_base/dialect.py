@@ -38,6 +38,10 @@ class Codes(ABC):
     def code(self, cause: Any) -> Code | None:
         """The code of an error of this database's driver; None if it has none, or is another driver's."""
 
+    @abstractmethod
+    def described(self, cause: Any) -> str:
+        """What an error of this database's driver says, without the values of rows."""
+
     def breaks_connection(self, code: Code, *, invalidated: bool) -> bool:
         """Whether the error broke the connection; `invalidated` if SQLAlchemy says so."""
         return invalidated or code in self.broken

@@ -4,7 +4,7 @@
 
     SparkWriterError
     ├── ColumnMismatch   (ValueError)    the DataFrame does not match the key or the target table
-    ├── InvalidRow       (ValueError)    a row has no usable key, or a value that would be changed
+    ├── InvalidRow       (ValueError)    a row has no usable key, or a value that would be changed or refused
     └── VersionMismatch  (RuntimeError)  driver and executor run different versions
 
 All derive from `inbox.errors.InboxError`. A wrong option raises `inbox.errors.InvalidOption`, missing tables

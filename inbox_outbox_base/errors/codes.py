@@ -104,6 +104,16 @@ def is_refusal(error: DBAPIError) -> bool:
     return _means(error, lambda database, code: database.is_refusal(code))
 
 
+def described(cause: object) -> str:
+    """What a driver's error says, without the values of rows that the server's texts quote."""
+    for database in databases():
+        if database.code(cause) is not None:
+            return database.described(cause)
+    # Without a code it is the driver's own, about the connection or about a value.
+    is_of_connection = type(cause).__name__ in ("OperationalError", "InterfaceError")
+    return f"{type(cause).__name__}: {cause}" if is_of_connection else type(cause).__name__
+
+
 def refusal(error: DBAPIError) -> Code | None:
     """The code with which a connection was permanently refused; None if it was not, or if nobody can tell.
     This may have to connect again to find out."""

@@ -12,8 +12,8 @@ class ColumnMismatch(SparkWriterError, ValueError):
 
 
 class InvalidRow(SparkWriterError, ValueError):
-    """A row's key is NULL, empty, too long or not text, or a value would be changed silently by its column.
-    Nothing of its partition was written."""
+    """A row's key is NULL, empty, too long or not text, a value would be changed silently by its column, or
+    the database refuses it. Nothing of its partition was written, and the text has no value of the row."""
 
 
 class VersionMismatch(SparkWriterError, RuntimeError):

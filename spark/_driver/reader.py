@@ -13,6 +13,7 @@ from inbox_outbox_base.databases.registry import loading
 from inbox_outbox_base.errors.inbox import InvalidOption
 from inbox_outbox_base.tables.inbox import tables
 from spark._executor.connect import engine_of, transaction
+from spark._executor.failures import guarded
 from spark._executor.stored import Span, spans, stored
 from spark._options.reading import COLUMNS, Reading
 from spark._options.session import arrow_schema
@@ -78,7 +79,7 @@ class InboxReader(DataSourceReader):
         """The rows of one range."""
         # If the list of partitions is empty, Spark makes a partition of its own.
         if isinstance(partition, Span):
-            yield from stored(self._reading, partition, arrow_schema(columns(self._reading)))
+            yield from guarded(stored, self._reading, partition, arrow_schema(columns(self._reading)))
 
 
 class PushingReader(InboxReader):

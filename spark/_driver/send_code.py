@@ -10,6 +10,8 @@ from typing import Any
 
 from pyspark import cloudpickle
 
+from spark._executor.failures import guarded
+
 from .job import DISTRIBUTION, own_version
 
 Opener = Callable[[str, str, bytes], Any]
@@ -54,7 +56,7 @@ def sent(call: Callable[..., Any], *arguments: object) -> tuple[Opener, tuple[st
 def shipped(function: Callable[..., Iterator[Any]], *arguments: object) -> Function:
     """`function(*arguments, batches)` as a function of batches, for `mapInArrow`; raises the errors of
     `sent`."""
-    opened, packed = sent(partial, function, *arguments)
+    opened, packed = sent(partial, guarded, function, *arguments)
 
     def run(batches: Iterable[Any]) -> Iterator[Any]:
         yield from opened(*packed)(batches)

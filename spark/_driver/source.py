@@ -20,6 +20,7 @@ from pyspark.sql.types import StructType
 from sqlalchemy.exc import DBAPIError
 
 from inbox_outbox_base.errors.inbox import InvalidOption, TablesMissing
+from spark._executor.failures import without_values
 from spark._executor.task import Done, run_task
 from spark._options.names import from_strings, plain
 from spark._options.reading import reading
@@ -146,8 +147,9 @@ def _write(
 ) -> _Message:
     context: Any = TaskContext.get()
     name = run or plan.run
-    task = Job(settings, name).prepare(plan.schema)
-    return _Message(settings, name, task.work, run_task(task, context.partitionId(), batches))
+    with without_values():
+        task = Job(settings, name).prepare(plan.schema)
+        return _Message(settings, name, task.work, run_task(task, context.partitionId(), batches))
 
 
 def _report(plan: _Plan, messages: list[Any]) -> None:

@@ -53,10 +53,10 @@ def encode(columns: Sequence[pa.Array]) -> pa.StringArray:
             # Spark does not check Arrow data from a Python function: its text may be any bytes.
             column.validate(full=True)
         keys = _text(columns[0]) if len(columns) == 1 else _joined(columns)
-    except pa.ArrowInvalid as error:
-        raise InvalidRow(f"a key is not valid UTF-8: {error}") from None
-    except InvalidKey as error:
-        raise InvalidRow(str(error)) from None
+    except pa.ArrowInvalid:
+        raise InvalidRow("a key is not valid UTF-8, or not a value of its column's type") from None
+    except InvalidKey:
+        raise InvalidRow(f"a key is not 1 to {LONGEST_KEY} bytes of UTF-8, or has a NUL character") from None
     lengths = pc.min_max(pc.binary_length(keys)).as_py()
     if lengths["max"] is not None and not 1 <= lengths["min"] <= lengths["max"] <= LONGEST_KEY:
         raise InvalidRow(

@@ -1,7 +1,6 @@
 """The content of rows: digests of chosen columns, and the rows whose digest differs from the taken row's."""
 
 import math
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
@@ -15,25 +14,6 @@ from inbox_outbox_base.errors.spark import ColumnMismatch, InvalidRow
 from spark._options.settings import WriterSettings
 
 from .keys import in_utc
-
-_SAMPLE = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Mismatches:
-    """Rows whose key was taken with other content."""
-
-    count: int = 0
-    sample: tuple[str, ...] = ()
-    """Some of their keys."""
-
-    @classmethod
-    def of(cls, keys: pa.StringArray) -> "Mismatches":
-        """The mismatches of rows with these keys."""
-        return cls(len(keys), tuple(keys[:_SAMPLE].to_pylist()))
-
-    def __add__(self, other: "Mismatches") -> "Mismatches":
-        return Mismatches(self.count + other.count, (self.sample + other.sample)[:_SAMPLE])
 
 
 def check_digest(settings: WriterSettings, schema: pa.Schema) -> None:
@@ -63,15 +43,11 @@ def digests(settings: WriterSettings, batch: pa.RecordBatch) -> pa.BinaryArray:
     return pa.array([digest(row) for row in zip(*columns, strict=True)], pa.binary())
 
 
-def mismatches(keys: pa.StringArray, given: pa.BinaryArray, taken: TakenKeys) -> Mismatches:
-    """The rows whose key others have taken with another digest."""
+def mismatches(keys: pa.StringArray, given: pa.BinaryArray, taken: TakenKeys) -> int:
+    """How many rows have a key that others have taken with another digest."""
     stored = taken.known.digests
-    differ = [
-        key
-        for key, its in zip(keys.to_pylist(), given.to_pylist(), strict=True)
-        if is_mismatch(its, stored.get(key))
-    ]
-    return Mismatches.of(pa.array(differ, pa.string()))
+    pairs = zip(keys.to_pylist(), given.to_pylist(), strict=True)
+    return sum(is_mismatch(its, stored.get(key)) for key, its in pairs)
 
 
 _PLAIN = (
@@ -97,8 +73,8 @@ def _values(name: str, column: pa.Array) -> list[Any]:
     kind = column.type
     try:
         column.validate(full=True)
-    except pa.ArrowInvalid as error:
-        raise InvalidRow(f"digest={name!r}: {error}") from None
+    except pa.ArrowInvalid:
+        raise InvalidRow(f"digest={name!r}: a text is not valid UTF-8, or a value not of its type") from None
     if pa.types.is_date(kind) or pa.types.is_time(kind) or pa.types.is_timestamp(kind):
         column = text(in_utc(column))
     values: list[Any] = column.to_pylist()

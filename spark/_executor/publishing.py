@@ -9,6 +9,7 @@ from sqlalchemy import Connection
 
 from inbox_outbox_base.databases import arrow
 from inbox_outbox_base.databases.loading import unknown
+from inbox_outbox_base.errors.outbox import InvalidMessage
 from inbox_outbox_base.errors.spark import ColumnMismatch, InvalidRow
 from outbox import Message, Outbox
 from spark._options.messages import Messages, PerRow
@@ -63,7 +64,13 @@ class PartitionMessages:
         """Publish a message for each of these new rows, which have a column with the stored key."""
         if isinstance(self._how, PerRow):
             for batch in rows.to_batches(self._batch_size):
-                self._outbox.publish_many(connection, self._messages(self._how, batch))
+                try:
+                    self._outbox.publish_many(connection, self._messages(self._how, batch))
+                except InvalidMessage:  # its text quotes the value
+                    raise InvalidRow(
+                        f"outbox={self._how!r}: the key or the payload of a row is empty or too long for a "
+                        "message, or has a NUL character"
+                    ) from None
 
     def finish(self, connection: Connection, counts: RowCounts) -> None:
         """Publish the message of the partition, if it has new rows."""

@@ -18,6 +18,8 @@ from inbox_outbox_base.errors.codes import code_of, is_denied, is_transient
 from inbox_outbox_base.errors.spark import ColumnMismatch
 from spark._options.settings import WriterSettings
 
+from .failures import named
+
 RANK = "inbox_rank"
 """A row's rank by age among the rows with its key; 1 is the newest."""
 
@@ -260,7 +262,7 @@ def converted(rows: pa.Table, columns: Sequence[Column]) -> pa.Table:
     arrays = [
         rows.column(each.name)
         if each.convert is None
-        else pa.chunked_array([each.convert(chunk) for chunk in rows.column(each.name).chunks])
+        else pa.chunked_array(named(each.name, each.convert, rows.column(each.name).chunks))
         for each in columns
     ]
     return pa.table(dict(zip(_names(columns), arrays, strict=True)))

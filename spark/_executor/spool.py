@@ -13,8 +13,6 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .mismatches import Mismatches
-
 KEY = "inbox_key"
 """The column of the stored key in each table here."""
 
@@ -49,11 +47,12 @@ class Spool:
         self._blocks = 0
         self._writer: Any = None
         self._file: Any = None
-        self._in_runs = Mismatches()
+        self._in_runs = 0
         self.rows = 0
-        self.mismatches = Mismatches()
-        """Left-out rows whose digest differs from that of their key's first row, among the tables returned so
-        far. Within a run that was written to the file, they are compared with the run's first row."""
+        self.mismatches = 0
+        """How many rows are left out whose digest differs from that of their key's first row, among the
+        tables returned so far. Within a run that was written to the file, they are compared with the run's
+        first row."""
 
     def __enter__(self) -> Self:
         return self
@@ -90,12 +89,12 @@ class Spool:
             # The table is made only when needed: a partition that has already committed is only read.
             table, differing = _sorted_once(self._pending)
             self._pending = table.to_batches()
-            self.mismatches += Mismatches.of(differing)
+            self.mismatches += differing
             yield table
 
     def _write_run(self) -> None:
         table, differing = _sorted_once(self._pending)
-        self._in_runs += Mismatches.of(differing)
+        self._in_runs += differing
         self._pending, self._bytes = [], 0
         if self._file is None:
             # A file without a name: a killed worker leaves nothing behind.
@@ -116,7 +115,7 @@ class Spool:
             # The runs are in the order in which their rows came, so that the first row of each key is kept.
             parts = [part for run in self._runs for part in _slices(reader, run, low, high)]
             table, differing = _sorted_once(parts)
-            self.mismatches += Mismatches.of(differing)
+            self.mismatches += differing
             yield table
 
     def _ranges(self) -> Iterator[tuple[str, str | None]]:
@@ -158,23 +157,23 @@ def _slices(reader: Any, run: _SortedRun, low: str, high: str | None) -> Iterato
         at += 1
 
 
-def _sorted_once(batches: list[pa.RecordBatch]) -> tuple[pa.Table, pa.StringArray]:
-    """The rows sorted by key, with only the first row of each key; and the keys of the rows left out whose
+def _sorted_once(batches: list[pa.RecordBatch]) -> tuple[pa.Table, int]:
+    """The rows sorted by key, with only the first row of each key; and how many rows are left out whose
     digest differs from the first row's."""
     table = pa.Table.from_batches(batches)
     keys = table.column(KEY).combine_chunks()
     if pc.all(pc.less(keys[:-1], keys[1:])).as_py():  # as keys by number or time often come
-        return table.combine_chunks(), keys[:0]
+        return table.combine_chunks(), 0
     # Arrow sorts text by bytes, and its sort is stable.
     table = table.take(pc.sort_indices(table.column(KEY))).combine_chunks()
     keys = table.column(KEY).chunk(0)
     differs = pc.not_equal(keys[1:], keys[:-1])
     if pc.all(differs).as_py():
-        return table, keys[:0]
+        return table, 0
     is_first = pa.concat_arrays([pa.array([True]), differs])
     kept = table.filter(is_first).combine_chunks()
     if DIGEST not in table.column_names:
-        return kept, keys[:0]
+        return kept, 0
     places = pc.subtract(pc.cumulative_sum(is_first.cast(pa.int64())), 1)
     firsts = kept.column(DIGEST).chunk(0).take(places)
-    return kept, keys.filter(pc.not_equal(table.column(DIGEST).chunk(0), firsts))
+    return kept, pc.sum(pc.not_equal(table.column(DIGEST).chunk(0), firsts)).as_py() or 0

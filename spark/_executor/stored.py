@@ -168,7 +168,7 @@ def _parts(stored_key: str, names: Sequence[str]) -> dict[str, str]:
     except ValueError:
         parts = None
     if not isinstance(parts, list) or len(parts) != len(names):
-        raise InvalidRow(f"key={','.join(names)!r}: the stored key {stored_key!r} has not {len(names)} parts")
+        raise InvalidRow(f"key={','.join(names)!r}: a stored key has not {len(names)} parts")
     return dict(zip(names, map(str, parts), strict=True))
 
 

@@ -25,7 +25,7 @@ from .connect import committed, engine_of
 from .filling import Filling
 from .keys import Fingerprint, encode
 from .ledger import LedgerEntry
-from .mismatches import Mismatches, digests, mismatches
+from .mismatches import digests, mismatches
 from .publishing import PartitionMessages
 from .report import RowCounts
 from .spool import DIGEST, KEY, Spool
@@ -202,14 +202,14 @@ class _Partition:
             for _ in rest:  # these keys count as taken even if the callback did not read them
                 pass
         differing = taking.mismatches + self._spool.mismatches
-        if differing.count and settings.mismatches == "error":
+        if differing and settings.mismatches == "error":
             raise PayloadMismatch(
-                f"mismatches='error': {differing.count} rows have a key that was taken with other values of "
-                f"digest={settings.digest!r}, among them {', '.join(map(repr, differing.sample))}"
+                f"mismatches='error': {differing} rows have a key that was taken with other values of "
+                f"digest={settings.digest!r}"
             )
         new, duplicate, rows = taking.counts.new, taking.counts.duplicate, self._spool.rows
         repeated = rows - new - duplicate
-        return RowCounts(rows + self._dropped, new, duplicate, repeated, self._dropped, differing.count)
+        return RowCounts(rows + self._dropped, new, duplicate, repeated, self._dropped, differing)
 
     def _apply_to_table(self, connection: Connection) -> RowCounts:
         """Apply the rows whose keys are new to the target."""
@@ -258,7 +258,7 @@ class _Taking:
         self._entry = entry
         self._publishing = publishing
         self.counts = RowCounts()
-        self.mismatches = Mismatches()
+        self.mismatches = 0
 
     def fresh(self) -> Iterator[pa.Table]:
         """The rows whose keys were new, in the order of their keys."""

@@ -93,7 +93,7 @@ def test_the_same_job_again_counts_the_same(migrated: Database, engine: Engine, 
     row once."""
     load(migrated, [batch(("a", 1), ("b", 2))], run="before")
     parts = [[batch(("a", 7), ("c", 3), ("c", 4))], [batch(("b", 8), ("d", 5))]]
-    task = prepared(migrated, 2, run="r", ledger=ledger, digest="amount")
+    task = prepared(migrated, run="r", ledger=ledger, digest="amount")
     assert attempt(task, 1, *parts[1]) is not None
     for _ in range(3):
         found = load(migrated, *parts, run="r", ledger=ledger)
@@ -139,12 +139,11 @@ def test_a_job_that_comes_again_with_other_content(migrated: Database, engine: E
 @on("sqlite")
 def test_a_mismatch_can_fail_the_job(migrated: Database, engine: Engine) -> None:
     """With `mismatches="error"`, a partition that contains a mismatch writes nothing, whether the key was
-    taken before or repeats in the partition. The error names the keys."""
+    taken before or repeats in the partition. The error says how many there are."""
     load(migrated, [batch(("a", 1))])
     options = {"mismatches": "error", "run": "r"}
     for bad in (batch(("c", 3), ("a", 2)), batch(("c", 3), ("c", 4))):
-        key = bad.column("id")[1].as_py()
-        with pytest.raises(PayloadMismatch, match=f"1 rows .*'amount'.*'{key}'"):
+        with pytest.raises(PayloadMismatch, match=r"1 rows .*'amount',\)$"):
             load(migrated, [batch(("b", 2))], [bad], **options)
     assert written(engine) == [("a", 1), ("b", 2)]
     assert taken(engine) == ["a", "b"]

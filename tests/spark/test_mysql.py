@@ -53,15 +53,16 @@ def test_a_url_may_forbid_load_data(migrated: Database, engine: Engine) -> None:
 
 
 def test_a_warning_of_load_data_is_an_error(migrated: Database, engine: Engine) -> None:
-    """LOAD DATA LOCAL turns errors into warnings. A warning raises an error, and nothing is written
-    after it."""
+    """LOAD DATA LOCAL turns errors into warnings. A warning raises an error that names the column and not the
+    value, and nothing is written after it."""
     table = pa.table({"a": ["1", "x"]})
     settings = options_of(migrated)
     database = MySQLLoading()
     with transaction(engine_of(settings), database, settings) as connection:
         connection.execute(text("CREATE TEMPORARY TABLE staged (a integer)"))
-        with pytest.raises(InvalidRow, match=r"LOAD DATA: .*'x'"):
+        with pytest.raises(InvalidRow, match=r"LOAD DATA: .*column .*a.* at row 2") as caught:
             database.load(connection, "staged", None, table, 10)
+    assert "'x'" not in str(caught.value)
 
 
 def test_text_that_is_no_text(migrated: Database, engine: Engine) -> None:

@@ -1,7 +1,8 @@
 """A value that a column cannot hold is rejected, with the column's name, and never stored as something
 else."""
 
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, time
 from decimal import Decimal
@@ -9,8 +10,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine, text
 
+from spark import PerRow
+from spark._executor.failures import guarded
+from spark._executor.task import run_task
 from spark.errors import ColumnMismatch, InvalidRow
 from tests.support.database import Database
 from tests.support.spark.types import on_all
@@ -295,3 +299,78 @@ def test_values_that_do_not_fit(migrated: Database, engine: Engine) -> None:
     assert taken(engine) == []
     fitting = {name: pa.array(WRONG[name].values[:1], WRONG[name].kind) for name in names}
     write(migrated, [pa.record_batch({"id": ["a"], **fitting})], table="target")
+
+
+SECRET = "Jane Doe"  # noqa: S105
+MARKED = {"postgresql": "uuid", "mariadb": "uuid", "mysql": "json", "sqlite": "varchar(20)"}
+
+
+def raised_by(database: Database, rows: pa.RecordBatch, **options: Any) -> str:
+    """The text of the error with which this partition fails, as Spark shows it."""
+    task = prepared(database, rows.schema, **options)
+    error = _raised(lambda: [*guarded(lambda: iter([run_task(task, 0, iter([rows]))]))])
+    assert error is not None
+    return "".join(traceback.format_exception(error))
+
+
+def test_no_error_shows_a_value(migrated: Database, engine: Engine) -> None:
+    """An error that a task raises has the names of constraint, table and column, as far as the database gives
+    them, but no value of a row, wherever it comes from: from the database, its driver, or the writer
+    itself."""
+    kind, limits = MARKED[migrated.name], "CONSTRAINT one_name UNIQUE (name), CHECK (kept < 9)"
+    columns = f"id varchar(99) PRIMARY KEY, v {kind}, name varchar(20), kept integer NOT NULL, {limits}"
+    execute(engine, f"CREATE TABLE t ({columns})")
+    write(migrated, [named(kept=1)], table="t")
+    said = {
+        "null": raised_by(migrated, named(kept=None, name="x"), table="t", consumer="null"),
+        "unique": raised_by(migrated, named(id="b"), table="t"),
+        "check": raised_by(migrated, named(id="c", name=SECRET + "!", kept=9), table="t"),
+        "key": raised_by(migrated, named(id=SECRET * 100), table="t"),
+        "nul": raised_by(migrated, named(id=SECRET + "\0"), table="t"),
+        "own": raised_by(migrated, named(id="e"), table=None, results=_insert_by_hand),
+    }
+    if migrated.name != "sqlite":  # it has no such limits and types
+        said["long"] = raised_by(migrated, named(id="d", name=SECRET * 9), table="t", consumer="long")
+        assert "column 'name': text longer than" in said["long"]
+        rows = named(id="f", name="y").set_column(1, "v", pa.array([SECRET]))
+        said["text"] = raised_by(migrated, rows, table="t")
+    message = {"outbox": PerRow("t", key="name")}
+    long = named(id="g", name=SECRET * 99).append_column("wide", pa.array([1]))
+    said["message"] = raised_by(migrated, long, table=None, results=_ignore, **message)
+    assert [name for name, text in said.items() if SECRET in text] == []
+    assert "kept" in said["null"]
+    assert "name" in said["unique"]
+    assert "the database refused a row: " in said["unique"]
+
+
+def named(**values: Any) -> pa.RecordBatch:
+    """A row of a person."""
+    row = {"id": "a", "v": None, "name": SECRET, "kept": 1, **values}
+    kinds = {"id": pa.string(), "v": pa.null(), "name": pa.string(), "kept": pa.int32()}
+    return pa.record_batch({name: pa.array([row[name]], kind) for name, kind in kinds.items()})
+
+
+def _insert_by_hand(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None:
+    for each in rows:
+        names = [column for column in each.schema.names if column != "v"]
+        places = ", ".join(f":{name}" for name in names)
+        insert = text(f"INSERT INTO t ({', '.join(names)}) VALUES ({places})")
+        connection.execute(insert, each.select(names).to_pylist())
+
+
+def _ignore(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None: ...
+
+
+def test_what_a_trigger_says_is_left_out(postgres: Database) -> None:
+    """The text of an error that a trigger raises may be anything: only its code is shown."""
+    engine = postgres.engine()
+    execute(
+        engine,
+        "CREATE TABLE t (id varchar(99) PRIMARY KEY)",
+        "CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$BEGIN RAISE EXCEPTION 'no %', NEW.id USING ERRCODE = '42501'; END$$",
+        "CREATE TRIGGER f BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION f()",
+    )
+    said = raised_by(postgres, pa.record_batch({"id": [SECRET]}), table="t")
+    assert "the database: InsufficientPrivilege (42501)" in said
+    assert SECRET not in said

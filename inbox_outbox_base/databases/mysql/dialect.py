@@ -3,6 +3,7 @@
 Error numbers are from their server and client error references.
 """
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +28,8 @@ _FULL = {1021, 1203, 1226}
 """Disk, memory or connections are exhausted, or the disk fails."""
 _NOT_NOW = {1047, 1290, 1836, 3101, 3572}
 """The object is in use, the server has become a replica, or its cluster is changing."""
+_NAMES = re.compile(r" for ((?:key '[^']*')|(?:column [^ ]+(?: at row \d+|\.)))$")
+"""At the end of a text, where no value can be."""
 _LOCK = "inbox_outbox_version"  # the same in every migration
 
 
@@ -51,6 +54,10 @@ class MySQLCodes(Codes):
     # 1044 no right to the database; 1045 wrong password; 1049 no such database; 1698 the account has no
     # password login.
     refused = frozenset({1044, 1045, 1049, 1698})
+
+    def described(self, cause: Any) -> str:
+        code, text = (*cause.args, "")[:2]
+        return told(type(cause).__name__, code, str(text))
 
     def code(self, cause: Any) -> Code | None:
         code = cause.args[0] if getattr(cause, "args", None) else None
@@ -77,6 +84,27 @@ class _UnconvertedText(_Unconverted, MEDIUMTEXT):
 
 class _UnconvertedString(_Unconverted, VARCHAR):
     __visit_name__ = "VARCHAR"
+
+
+# 1048 and 1364 NOT NULL, 1054 no such column; 1451 and 1452 foreign keys; 3819 and 4025 CHECK.
+_ABOUT_NO_ROW = (
+    MySQLCodes.passing
+    | MySQLCodes.limits
+    | MySQLCodes.transient
+    | MySQLCodes.read_only
+    | MySQLCodes.denied
+    | MySQLCodes.table_missing
+    | MySQLCodes.refused
+) | {1048, 1054, 1364, 1451, 1452, 3819, 4025}
+"""Errors about connections, rights, names, locks and the server, whose texts quote no values."""
+
+
+def told(kind: str, code: int, text: str) -> str:
+    """An error or a warning without the values of rows, which the server's texts quote."""
+    if code in _ABOUT_NO_ROW or 2000 <= code < 3000:  # the client's own
+        return f"{kind} ({code}): {text}"
+    found = _NAMES.search(text)
+    return f"{kind} ({code})" + (f", {found[1]}" if found else "")
 
 
 class MySQLStoring(Storing):

@@ -36,6 +36,7 @@ from inbox_outbox_base.tables.inbox import Tables
 
 from . import loading_statements as sql
 from . import types
+from .dialect import told
 
 _LOCAL_FILES = 128
 """The protocol's flag CLIENT_LOCAL_FILES."""
@@ -284,7 +285,8 @@ def _load_data(
         )
     if connection.exec_driver_sql("SHOW COUNT(*) WARNINGS").scalar():
         warning = connection.exec_driver_sql("SHOW WARNINGS LIMIT 1").first()
-        raise InvalidRow(f"LOAD DATA: {warning.Message if warning else 'a value was changed'}")
+        said = told("warning", warning.Code, warning.Message) if warning else "a value was changed"
+        raise InvalidRow(f"LOAD DATA: {said}")
     rows = sum(batch.num_rows for batch in batches)
     if answer.rowcount != rows:
         raise InvalidRow(f"LOAD DATA: {answer.rowcount} of {rows} rows were loaded")

@@ -17,6 +17,8 @@ _FULL = {"53000", "53100", "53200", "53400", "58030"}
 """Disk, memory, files or connections are exhausted, or the disk fails."""
 _NOT_NOW = {"55006"}
 """The object is in use."""
+_ABOUT_NO_ROW = {"08", "0A", "25", "26", "28", "3D", "3F", "40", "42", "53", "54", "55", "57", "58"}
+"""Classes of errors about connections, rights, names, locks and the server, whose texts quote no values."""
 _POOLED = {"26000", "42P05"}
 """A pooler that does not track prepared statements gave us another session."""
 _THRESHOLD = "prepare_threshold"
@@ -49,6 +51,20 @@ class PostgreSQLCodes(Codes):
         is_numbered = isinstance(next(iter(getattr(cause, "args", ())), None), int)
         code = getattr(cause, "sqlstate", None)
         return code if isinstance(code, str) and not is_numbered else None
+
+    def described(self, cause: Any) -> str:
+        diag = cause.diag
+        names = {
+            "constraint": diag.constraint_name,
+            "type": diag.datatype_name,
+            "table": ".".join(each for each in (diag.schema_name, diag.table_name) if each),
+            "column": diag.column_name,
+        }
+        parts = [f"{type(cause).__name__} ({cause.sqlstate})"]
+        # With a context, the text may be from a function, such as a trigger's.
+        if str(cause.sqlstate)[:2] in _ABOUT_NO_ROW and diag.message_primary and not diag.context:
+            parts.append(diag.message_primary)
+        return ", ".join(parts + [f"{what} {name}" for what, name in names.items() if name])
 
     def breaks_connection(self, code: Code, *, invalidated: bool) -> bool:
         return super().breaks_connection(code, invalidated=invalidated) or str(code).startswith("08")

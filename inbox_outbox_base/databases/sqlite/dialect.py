@@ -10,6 +10,7 @@ from sqlalchemy.types import TypeEngine
 from inbox_outbox_base.dialect import Code, Codes, Connecting, Migrating, Storing
 
 _BUSY, _LOCKED, _BUSY_SNAPSHOT = 5, 6, 517
+_TRIGGER = 1811
 _NOW = "strftime('%Y-%m-%d %H:%M:%f', 'now'"
 
 
@@ -19,6 +20,11 @@ class SQLiteCodes(Codes):
     def code(self, cause: Any) -> Code | None:
         code: int | None = getattr(cause, "sqlite_errorcode", None)
         return code
+
+    def described(self, cause: Any) -> str:
+        # SQLite's own texts name tables and columns; a trigger's may say anything.
+        text = "" if cause.sqlite_errorcode == _TRIGGER else f": {cause}"
+        return f"{cause.sqlite_errorname}{text}"
 
     def breaks_connection(self, code: Code, *, invalidated: bool) -> bool:
         return False
