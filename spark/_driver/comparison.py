@@ -19,7 +19,7 @@ from spark._options.session import arrow_schema, only
 from spark._options.settings import WriterSettings
 
 from .job import PATIENCE, check_tables
-from .send_code import shipped
+from .send_code import mapped
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -52,7 +52,7 @@ _SCHEMA = pa.schema(
 def reconcile(df: "DataFrame", settings: WriterSettings) -> Reconciliation:
     """Compare a DataFrame with the inbox and the table; `InboxWriter.reconcile` explains it."""
     compares_table = check(settings, arrow_schema(df.schema))
-    rows = only(df, needed(settings)).mapInArrow(shipped(_on_executor, settings), _DDL).collect()
+    rows = mapped(only(df, needed(settings)), _DDL, _on_executor, settings).collect()
     return summary(settings, compares_table, [_received(row) for row in rows])
 
 

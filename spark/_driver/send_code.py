@@ -6,13 +6,17 @@ without this package, or with another version, raises a clear error.
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark import cloudpickle
 
 from spark._executor.failures import guarded
 
 from .job import DISTRIBUTION, own_version
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
 
 Opener = Callable[[str, str, bytes], Any]
 Function = Callable[[Iterable[Any]], Iterator[Any]]
@@ -51,6 +55,22 @@ def sent(call: Callable[..., Any], *arguments: object) -> tuple[Opener, tuple[st
     # Packed apart: the outer function must unpickle on an executor that lacks this package.
     packed: bytes = cloudpickle.dumps((call, arguments))  # type: ignore[no-untyped-call]
     return opened, (own_version(), DISTRIBUTION, packed)
+
+
+def mapped(
+    df: "DataFrame", output: "StructType | str", function: Callable[..., Iterator[Any]], *arguments: object
+) -> "DataFrame":
+    """`df.mapInArrow` with `function(*arguments, batches)`; raises the errors of `sent`."""
+    if not any(set(name) & {".", "`"} for name in df.columns):
+        return df.mapInArrow(shipped(function, *arguments), output)
+    # PySpark looks the columns up by their names, without quoting these.
+    plain = df.toDF(*(f"c{number}" for number in range(len(df.columns))))
+    return plain.mapInArrow(shipped(_renamed, df.columns, function, *arguments), output)
+
+
+def _renamed(names: list[str], function: Callable[..., Iterator[Any]], *arguments: Any) -> Iterator[Any]:
+    *others, batches = arguments
+    return function(*others, (batch.rename_columns(names) for batch in batches))
 
 
 def shipped(function: Callable[..., Iterator[Any]], *arguments: object) -> Function:

@@ -21,7 +21,7 @@ from sqlalchemy.exc import DBAPIError
 
 from inbox_outbox_base.errors.inbox import InvalidOption, TablesMissing
 from spark._executor.failures import without_values
-from spark._executor.task import Done, run_task
+from spark._executor.task import Done, Task, run_task
 from spark._options.names import from_strings, plain
 from spark._options.reading import reading
 from spark._options.session import arrow_schema, defaults
@@ -79,6 +79,10 @@ class InboxDataSource(DataSource):
         """The writer for ``df.writeStream``; raises the errors of `writer`, on Spark 4.0 `InvalidOption`."""
         if DataSourceStreamArrowWriter is None:
             raise InvalidOption("writeStream.format('inbox'): needs Spark 4.1; use foreachBatch")
+        if overwrite:
+            raise InvalidOption(
+                "outputMode('complete'): existing rows are never deleted; use outputMode('append')"
+            )
         return _StreamWriter(_Plan.of(self.options, schema, overwrite))
 
 
@@ -90,22 +94,32 @@ class _Plan:
     schema: pa.Schema
     run: str
     began: float
+    task: Task | None
+    """What the driver has checked; None if it could not."""
 
     @classmethod
     def of(cls, options: Mapping[str, str], schema: StructType, overwrite: bool) -> "_Plan":
         if overwrite:
             raise InvalidOption("mode='overwrite': existing rows are never deleted; use mode('append')")
-        # Not the monotonic clock, which means nothing in another process: Spark sends plans around.
-        plan = cls(dict(options), arrow_schema(schema), uuid4().hex, time.time())
-        given = _arguments(plan.options)
+        its, given, task = arrow_schema(schema), _arguments(options), None
         if all(name in given for name in _NEEDED):
+            settings = checked(**given)
             try:
-                Job(checked(**given), None).prepare(plan.schema)
+                task = Job(settings, settings.run).prepare(its)
             except (DBAPIError, TablesMissing) as error:
                 # The session's defaults are not available here, and may add a login or a schema: tasks check
                 # again before they read a row.
                 _log.info("not checked on the driver, the tasks will check: %s", error)
-        return plan
+        # Not the monotonic clock, which means nothing in another process: Spark sends plans around.
+        return cls(dict(options), its, uuid4().hex, time.time(), task)
+
+    def task_for(self, settings: WriterSettings, run: str) -> Task:
+        """The task with these settings. It is checked again, which takes three connections, unless the driver
+        has checked the same."""
+        planned = self.task
+        if planned is None or planned.settings != replace(settings, batch=planned.settings.batch):
+            return Job(settings, run).prepare(self.schema)
+        return replace(planned, settings=settings, run=run)
 
     def settings(self) -> WriterSettings:
         """The settings on an executor, where each task carries the session's configuration."""
@@ -148,7 +162,7 @@ def _write(
     context: Any = TaskContext.get()
     name = run or plan.run
     with without_values():
-        task = Job(settings, name).prepare(plan.schema)
+        task = plan.task_for(settings, name)
         return _Message(settings, name, task.work, run_task(task, context.partitionId(), batches))
 
 

@@ -16,13 +16,14 @@ from spark._executor.probe import unseen_rows
 from spark._executor.reconciliation import Reconciliation
 from spark._executor.report import RowCounts, WriteReport
 from spark._executor.task import Done, Task, recognise, run_task
+from spark._executor.zones import known
 from spark._options.messages import Messages
-from spark._options.session import arrow_schema, only, query_id, session_options
+from spark._options.session import arrow_schema, only, output_mode, query_id, session_options, time_zone
 from spark._options.settings import WriterSettings, check_given, checked
 
 from .comparison import reconcile
 from .job import Job
-from .send_code import shipped
+from .send_code import mapped
 from .spark_ui import described, log_report, observed
 
 if TYPE_CHECKING:
@@ -173,7 +174,8 @@ class InboxWriter:
             The `WriteReport`. Spark ignores it; your own function around this one can use it.
 
         Raises: the errors of `write`; and InvalidOption for ledger="trust" if Spark does not provide the
-            query's id: after a lost checkpoint the numbers start over.
+            query's id: after a lost checkpoint the numbers start over; and for an output mode other than
+            append, if Spark tells it, unless the results are an Upsert.
         """
         settings = replace(self._settings(df), batch=batch_id)
         query = query_id(df)
@@ -181,6 +183,7 @@ class InboxWriter:
             raise InvalidOption(
                 "ledger='trust': Spark does not report this query's id, so its batches cannot be identified"
             )
+        _check_mode(output_mode(df, query), settings)
         run = ":".join(each for each in (settings.run, query) if each)
         return _write(df, settings, run or None)
 
@@ -193,7 +196,7 @@ class InboxWriter:
         if settings.inbox == "table":
             raise InvalidOption("inbox='table': there are no keys in the inbox; join with the table instead")
         Job(settings, None).check_keys(arrow_schema(df.schema))
-        return df.mapInArrow(shipped(unseen_rows, settings), df.schema)
+        return mapped(df, df.schema, unseen_rows, settings)
 
     def reconcile(self, df: "DataFrame") -> Reconciliation:
         """Compare the rows of a DataFrame with the inbox and the table, and name what is missing.
@@ -222,6 +225,15 @@ def _given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
+def _check_mode(mode: str, settings: WriterSettings) -> None:
+    if mode != "append" and not all(isinstance(each.results, Upsert) for each in settings.targets):
+        raise InvalidOption(
+            f"outputMode({mode!r}): newer values come under the same key, which is taken once, so they would "
+            "be ignored; use results=Upsert(key=..., version=...), which takes each version of a key once, "
+            "or outputMode('append')"
+        )
+
+
 def _write(df: "DataFrame", settings: WriterSettings, run: str | None) -> WriteReport:
     with described(df, settings):
         report = _written(df, settings, run)
@@ -233,7 +245,10 @@ def _written(df: "DataFrame", settings: WriterSettings, run: str | None) -> Writ
     began = time.monotonic()
     df = _partitioned(df, settings)
     job = Job(settings, run)
-    task = job.prepare(arrow_schema(df.schema))
+    schema = arrow_schema(df.schema)
+    if any(pa.types.is_timestamp(field.type) and field.type.tz for field in schema):
+        known(time_zone(df))
+    task = job.prepare(schema)
     finished = job.finished()
     if finished is not None and settings.ledger == "trust":
         return job.report_finished(finished, time.monotonic() - began)
@@ -247,7 +262,7 @@ def _written(df: "DataFrame", settings: WriterSettings, run: str | None) -> Writ
 
 
 def _run(df: "DataFrame", what: Work, task: Task) -> list[Done]:
-    done = df.mapInArrow(shipped(_on_executor, what, task), _DONE)
+    done = mapped(df, _DONE, _on_executor, what, task)
     rows = (observed(done) if what is run_task else done).collect()
     return [
         Done(

@@ -30,6 +30,7 @@ from .publishing import PartitionMessages
 from .report import RowCounts
 from .spool import DIGEST, KEY, Spool
 from .transaction_check import check_open, intact
+from .zones import in_known_zones
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,8 @@ def read(
     """
     fingerprint, dropped = Fingerprint(), 0
     for batch in batches:
+        schema = in_known_zones(batch.schema)
+        batch = batch if schema == batch.schema else batch.cast(schema)
         keys = encode([batch.column(name) for name in settings.key])
         if keys.null_count:
             if settings.null_keys == "error":

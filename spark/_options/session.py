@@ -67,15 +67,22 @@ def classic_context(df: "DataFrame") -> Any:
         return None
 
 
-def known_parts(df: "DataFrame") -> int:
-    """The number of partitions; 0 if that is only known once the job runs."""
-    if classic_context(df) is None:
-        return 0
-    plan = df._jdf.queryExecution().executedPlan()  # noqa: SLF001 - there is no other way to ask
-    # Adaptive execution decides on the partitions while the job runs.
-    if "AdaptiveSparkPlan" in plan.getClass().getSimpleName():
-        return 0
-    return df.rdd.getNumPartitions()
+def time_zone(df: "DataFrame") -> str:
+    """The time zone in which rows with instants arrive."""
+    return str(df.sparkSession.conf.get("spark.sql.session.timeZone"))
+
+
+def output_mode(df: "DataFrame", query: str | None) -> str:
+    """The output mode of this micro-batch's query; "append" if Spark does not tell."""
+    if query is None:
+        return "append"
+    session: Any = df._jdf.sparkSession()  # noqa: SLF001 - there is no other way to ask
+    try:
+        jvm: Any = df.sparkSession._jvm  # noqa: SLF001
+        uuid = jvm.java.util.UUID.fromString(query)
+        return str(session.sharedState().activeStreamingQueries().get(uuid).outputMode().toString()).lower()
+    except Exception:  # noqa: BLE001 - it is not part of Spark's public API, and a cluster may forbid it
+        return "append"
 
 
 def query_id(df: "DataFrame") -> str | None:

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Engine, select
 
 from inbox.errors import InvalidOption
 from inbox.schema import tables
-from spark import InboxDataSource, InboxWriter, Statements
+from spark import InboxDataSource, InboxWriter, Statements, Upsert
 from spark.errors import ColumnMismatch
 from tests.support import accounts
 from tests.support.database import Database
@@ -303,3 +303,97 @@ def test_mode_overwrite_is_refused(postgres: Database, engine: Engine, spark_ses
     with pytest.raises(Exception, match="overwrite"):
         again.option("dbtable", "result").option("key", "id").option("consumer", "other").save()
     assert len(written(engine)) == 100
+
+
+def test_names_and_time_zones_that_only_spark_knows(
+    postgres: Database, spark_session: "SparkSession"
+) -> None:
+    """Names of columns with dots and backticks, and time zones in forms that only Spark knows, work with
+    everything that a writer does; one that nobody else knows is refused by name before a row is read."""
+    engine = postgres.engine()
+    execute(engine, 'CREATE TABLE odd ("a.b" bigint PRIMARY KEY, "c`d" timestamptz, "e" text)')
+    rows = spark_session.range(3, numPartitions=1).toDF("a.b")
+    rows = rows.selectExpr("`a.b`", "TIMESTAMP'2026-07-01 12:00:00Z' AS `c``d`", "to_json(array(1)) AS e")
+    options = {**usual(postgres), "key": "a.b", "consumer": "odd"}
+    odd = InboxWriter(**options, table="odd", run="r")
+    for zone, new in (("GMT+2", 3), ("UTC+05:30", 3), ("Z", 3)):
+        with zoned(spark_session, zone):
+            assert counts(odd.write(rows)) == {"new": new}
+    assert {str(at) for (at,) in fetched(engine, "SELECT \"c`d\" AT TIME ZONE 'UTC' FROM odd")} == {
+        "2026-07-01 12:00:00"
+    }
+    assert odd.reconcile(rows).present == 3
+    more = rows.union(rows.selectExpr("`a.b` + 2", "`c``d`", "e"))
+    assert [row.a for row in odd.unseen(more).toDF(*"abc").collect()] == [3, 4]
+    save(rows.selectExpr("`a.b` + 9 AS `a.b`", "`c``d`", "e"), **options, dbtable="odd")
+    assert len(fetched(engine, "SELECT FROM odd")) == 6
+    with zoned(spark_session, "PST"), pytest.raises(ColumnMismatch, match="timeZone='PST'"):
+        odd.write(rows)
+
+
+class zoned:  # noqa: N801 - as conf
+    """A time zone of the session."""
+
+    def __init__(self, session: "SparkSession", zone: str) -> None:
+        self._session, self._zone = session, zone
+
+    def __enter__(self) -> None:
+        self._before = self._session.conf.get("spark.sql.session.timeZone")
+        self._session.conf.set("spark.sql.session.timeZone", self._zone)
+
+    def __exit__(self, *error: object) -> None:
+        self._session.conf.set("spark.sql.session.timeZone", str(self._before))
+
+
+def test_a_row_that_fails_is_not_shown(
+    postgres: Database, engine: Engine, spark_session: "SparkSession"
+) -> None:
+    """What Spark shows of a failed task names the constraint, but no value of a row."""
+    execute(engine, "ALTER TABLE result ADD CONSTRAINT small CHECK (amount < 5)")
+    rows = frame(spark_session, 1, 1).selectExpr("'Jane Doe' AS id", "9L AS amount")
+    for work in (
+        lambda: writer(postgres).write(rows),
+        lambda: save(rows, **usual(postgres), dbtable="result", key="id", consumer="billing"),
+    ):
+        with pytest.raises(Exception, match="constraint small") as caught:
+            work()
+        assert "Jane" not in str(caught.value)
+
+
+def test_a_stream_that_updates_its_rows(
+    postgres: Database, engine: Engine, spark_session: "SparkSession", tmp_path: Path
+) -> None:
+    """A query in update mode is refused, with the recipe, and the recipe keeps the newest values."""
+    execute(engine, "CREATE TABLE tally (k bigint PRIMARY KEY, count bigint)")
+
+    def run(each: InboxWriter, mode: str, checkpoint: str) -> None:
+        (tmp_path / "in").mkdir(exist_ok=True)
+        counted = spark_session.readStream.schema("k bigint").json(str(tmp_path / "in")).groupBy("k").count()
+        stream = counted.writeStream.foreachBatch(each.foreach_batch).outputMode(mode)
+        stream.option("checkpointLocation", str(tmp_path / checkpoint))
+        stream.trigger(availableNow=True).start().awaitTermination()
+
+    options = {**usual(postgres), "table": "tally", "key": "k", "consumer": "tally"}
+    (tmp_path / "in").mkdir()
+    for number in range(2):
+        (tmp_path / "in" / f"{number}.json").write_text('{"k": 1}\n' * 5)
+        if number == 0:
+            with pytest.raises(Exception, match=r"outputMode\('update'\).*results=Upsert"):
+                run(InboxWriter(**options), "update", "refused")
+        run(InboxWriter(**options, results=Upsert("k", "count")), "update", "a")
+    assert fetched(engine, "SELECT k, count FROM tally") == [(1, 10)]
+
+
+def test_the_data_source_checks_once_for_each_job(
+    postgres: Database, engine: Engine, spark_session: "SparkSession"
+) -> None:
+    """What the driver has checked, the tasks of `format("inbox")` do not check again: each connects once."""
+    query = "SELECT sessions FROM pg_stat_database WHERE datname = current_database()"
+
+    def sessions() -> int:
+        return int(fetched(engine, query)[0][0])
+
+    before, parts = sessions(), 16
+    save(frame(spark_session, partitions=parts), **usual(postgres), dbtable="result", key="id", consumer="c")
+    assert len(written(engine)) == 100
+    assert parts <= sessions() - before < 2 * parts
