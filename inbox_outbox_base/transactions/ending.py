@@ -38,7 +38,11 @@ _GUARD = "_inbox_guard"
 """An attribute of a connection: what tells the transaction that it must be in."""
 _listening: list[bool] = []
 """Not empty once listeners for all sessions' connections are set up."""
-_CANNOT_END = re.compile(r"\s*(SELECT|INSERT|UPDATE|DELETE|REPLACE|WITH|SAVEPOINT|RELEASE)\b", re.IGNORECASE)
+_CANNOT_END = re.compile(
+    r"\s*(SELECT|INSERT|UPDATE|DELETE|REPLACE|WITH|RELEASE|ROLLBACK(\s+(WORK|TRANSACTION))?\s+TO)\b",
+    re.IGNORECASE,
+)
+"""Nor can SAVEPOINT; but ours has to be outside the body's, with which it would end."""
 
 
 @dataclass(slots=True)

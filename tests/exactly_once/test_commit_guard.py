@@ -373,10 +373,10 @@ def test_a_body_may_use_the_driver(engine: Engine) -> None:
     def body(connection: Connection) -> None:
         with connection.begin_nested():
             send_by_the_driver(connection, ADD)
-        send_by_the_driver(connection, "SAVEPOINT own", ADD, "RELEASE SAVEPOINT own")
         connection.execute(text("SAVEPOINT other"))
         connection.execute(text(ADD))
         connection.execute(text("ROLLBACK TO SAVEPOINT other"))
+        send_by_the_driver(connection, "SAVEPOINT own", ADD, "RELEASE SAVEPOINT own")
 
     assert deliver(engine, body) is Verdict.NEW
     assert accounts.total(engine) == 200
