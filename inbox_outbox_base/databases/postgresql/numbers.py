@@ -21,13 +21,15 @@ from sqlalchemy import (
     table,
     true,
 )
-from sqlalchemy.dialects.postgresql import ARRAY, REGCLASS
+from sqlalchemy.dialects.postgresql import ARRAY, OID, REGCLASS
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.selectable import Subquery
 from sqlalchemy.types import UserDefinedType
 
 from inbox_outbox_base.tables.inbox import utcnow
 from inbox_outbox_base.tables.outbox import OutboxTables
+
+from .relations import name_of, relation
 
 
 class Tid(UserDefinedType[str]):
@@ -38,15 +40,6 @@ class Tid(UserDefinedType[str]):
     def get_col_spec(self, **_: Any) -> str:
         """Its name in SQL."""
         return "tid"
-
-
-def name_of(table: Table) -> str:
-    """The table's name, as PostgreSQL's own functions expect it."""
-    schema, name = table.schema, table.name
-    if schema is None:
-        return name
-    escaped = schema.replace('"', '""')
-    return f'"{escaped}".{name}'
 
 
 def array_of(name: str, number: Any) -> ColumnElement[Any]:
@@ -147,7 +140,7 @@ def transactions(tables: OutboxTables) -> Select[Any]:
     return select(locks.c.virtualtransaction).where(
         locks.c.database
         == select(here.c.oid).where(here.c.datname == func.current_database()).scalar_subquery(),
-        locks.c.relation == cast(name_of(tables.message), REGCLASS),
+        locks.c.relation == cast(relation(tables.message), OID),
         locks.c.mode == "RowExclusiveLock",
         locks.c.pid.is_distinct_from(func.pg_backend_pid()),  # it is NULL for a prepared transaction
     )
@@ -161,17 +154,17 @@ def running() -> Select[Any]:
     return select(locks.c.virtualtransaction).where(others).distinct()
 
 
-def _parts(name: str) -> Subquery:
+def _parts(of: Table) -> Subquery:
     """The table and its partitions: a partitioned table has no pages and no size of its own."""
-    itself = cast(name, REGCLASS)
+    itself = relation(of)
     tree = func.pg_partition_tree(itself).table_valued(column("relid", REGCLASS), name="tree")
     return select(itself.label("relid")).union(select(tree.c.relid)).subquery("part")
 
 
 @cache
-def pages(name: str) -> Select[Any]:
+def pages(of: Table) -> Select[Any]:
     """How many pages a table has, or its largest partition."""
-    return select(func.max(func.pg_relation_size(_parts(name).c.relid)) / _block_size())
+    return select(func.max(func.pg_relation_size(_parts(of).c.relid)) / _block_size())
 
 
 def _block_size() -> ColumnElement[Any]:
@@ -179,9 +172,9 @@ def _block_size() -> ColumnElement[Any]:
 
 
 @cache
-def density(name: str) -> Select[Any]:
+def density(of: Table) -> Select[Any]:
     """The rows at the last ANALYZE or VACUUM, in proportion to the current number of pages."""
-    part = _parts(name)
+    part = _parts(of)
     names = ("oid", "reltuples", "relpages")
     statistics = table("pg_class", *(column(each) for each in names))
     now = func.pg_relation_size(part.c.relid) / _block_size()
@@ -192,7 +185,7 @@ def density(name: str) -> Select[Any]:
 
 def size(of: Table) -> Select[Any]:
     """The bytes of a table with its indexes, partitions included."""
-    return select(func.sum(func.pg_total_relation_size(_parts(name_of(of)).c.relid)))
+    return select(func.sum(func.pg_total_relation_size(_parts(of).c.relid)))
 
 
 @cache

@@ -17,7 +17,6 @@ from inbox_outbox_base.errors.outbox import UnsafeSequence
 
 from . import numbers
 from . import relaying_statements as own
-from .numbers import name_of
 
 _MANY, _MOST = 10, 5_000
 """The least and the most messages that one statement inserts together."""
@@ -136,7 +135,7 @@ class PostgreSQLRelaying(Relaying):
         return {row.bucket: row.mark for row in connection.execute(numbers.marks(self.tables))}
 
     def pages(self, connection: Connection) -> int:
-        return int(connection.execute(numbers.pages(name_of(self.tables.message))).scalar_one())
+        return int(connection.execute(numbers.pages(self.tables.message)).scalar_one())
 
     def below(
         self, connection: Connection, marks: Mapping[int, int], paused: Sequence[str], pages: range
@@ -152,7 +151,7 @@ class PostgreSQLRelaying(Relaying):
         return [(row.bucket, row.sequence) for row in connection.execute(numbers.below(self.tables), given)]
 
     def estimate(self, connection: Connection, table: Table) -> int:
-        return int(connection.execute(numbers.density(name_of(table))).scalar_one())
+        return int(connection.execute(numbers.density(table)).scalar_one())
 
 
 def _read(connection: Connection, statement: Select[Any], parameters: dict[str, Any]) -> list[Letter]:

@@ -28,18 +28,16 @@ from sqlalchemy import (
     select,
 )
 from sqlalchemy import table as table_named
-from sqlalchemy.dialects.postgresql import ARRAY, JSON, OID, REGCLASS, Insert, insert
-from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.sql.compiler import SQLCompiler
-from sqlalchemy.sql.elements import ColumnElement, quoted_name
+from sqlalchemy.dialects.postgresql import ARRAY, JSON, OID, Insert, insert
+from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.selectable import TableValuedAlias
-from sqlalchemy.sql.visitors import InternalTraversal
 
 from inbox_outbox_base.databases import taking_statements
 from inbox_outbox_base.databases.taking_statements import Aging
 from inbox_outbox_base.tables.inbox import Tables
 
-from .numbers import Tid, name_of
+from .numbers import Tid
+from .relations import number_of, relation
 
 _COLUMNS = tuple(taking_statements.ROW)
 
@@ -121,41 +119,15 @@ def _key_lock(tables: Tables) -> ColumnElement[int]:
     """The number of a key's advisory lock. It has 64 bits, so two keys rarely share one; if they do, one
     waits for the other needlessly. The server computes it, which costs no parameters."""
     row = _row(tables)
-    return func.hashtextextended(row["key"], func.hashtextextended(row["consumer"], row_type(tables.message)))
+    return func.hashtextextended(
+        row["key"], func.hashtextextended(row["consumer"], number_of(tables.message))
+    )
 
 
 def batch_lock(tables: Tables) -> ColumnElement[int]:
     """The number of the advisory lock shared by all batches of a consumer."""
-    seed = row_type(tables.message) + literal_column("4294967296")  # larger than any oid: no key's seed
+    seed = number_of(tables.message) + literal_column("4294967296")  # larger than any oid: no key's seed
     return func.hashtextextended(_row(tables)["consumer"], seed)
-
-
-class row_type(ColumnElement[int]):  # noqa: N801
-    """The oid of a table's row type, which distinguishes tables of the same name in different schemas.
-
-    The server finds the table as elsewhere in the statement: by `search_path`, and by the name that a
-    `schema_translate_map` gives it. (In `'name'::regclass` the name would be in a literal, unquoted.)
-    """
-
-    inherit_cache = True
-    type = BigInteger()
-    _traverse_internals = [("table", InternalTraversal.dp_clauseelement)]  # noqa: RUF012 - as in its base
-
-    def __init__(self, table: Table) -> None:
-        self.table = table
-
-
-@compiles(row_type, "postgresql")
-def _row_type(element: row_type, compiler: SQLCompiler, **kw: Any) -> str:
-    preparer = compiler.preparer
-    name, schema = preparer.quote(element.table.name), preparer.schema_for_object(element.table)
-    if schema is not None:
-        # Some keywords, such as "none", need no quotes before a table, but before a type they do. SQLAlchemy
-        # marks a name that it takes from a `schema_translate_map`, and quotes it later.
-        if getattr(schema, "quote", None) is None:
-            schema = quoted_name(schema, quote=True)
-        name = f"{preparer.quote_schema(schema)}.{name}"
-    return f"pg_typeof(NULL::{name})::oid::bigint"
 
 
 _PLACE: ColumnElement[str] = literal_column("ctid", Tid())
@@ -167,7 +139,7 @@ def begin_purge(table: Table) -> Select[bool]:
     """Whether the table has partitions. If this process hangs before it commits, the server ends its session:
     others that wait for a row of the batch must not hang."""
     inherits = table_named("pg_inherits", column("inhparent", OID))
-    are_some = exists().where(inherits.c.inhparent == cast(name_of(table), REGCLASS))
+    are_some = exists().where(inherits.c.inhparent == cast(relation(table), OID))
     limit = func.set_config("idle_in_transaction_session_timeout", "10s", literal(True))
     return select(are_some, limit)
 
