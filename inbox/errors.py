@@ -10,6 +10,7 @@
     ├── UnusableConnection   (InvalidRequestError)  no transaction to join, or one in two databases
     ├── NotAwaited           (RuntimeError)         a method of an asynchronous inbox was not awaited
     ├── TablesMissing        (LookupError)          the inbox tables are not in this database
+    ├── UnsafeDatabase                              a table cannot keep a promise: see `inbox.check`
     ├── PolicyConflict                              an inbox disagrees with its consumer's stored policy
     ├── TransactionAborted                          the body swallowed a database error
     ├── TransactionEnded                            the body committed or rolled back
@@ -55,6 +56,7 @@ from inbox_outbox_base.errors.inbox import (
     TransactionAborted,
     TransactionEnded,
     TransientError,
+    UnsafeDatabase,
     UnsupportedDatabase,
     UnusableConnection,
     WrongStatus,
@@ -83,6 +85,7 @@ __all__ = [
     "TransactionAborted",
     "TransactionEnded",
     "TransientError",
+    "UnsafeDatabase",
     "UnsupportedDatabase",
     "UnusableConnection",
     "WrongStatus",

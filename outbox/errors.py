@@ -13,6 +13,7 @@
     ├── NotAwaited           (RuntimeError)         a publish on an AsyncConnection was not awaited
     ├── AlreadyPublished                            the outbox knows the message's id
     ├── TablesMissing        (LookupError)          the outbox tables are not in this database
+    ├── UnsafeDatabase                              a table cannot keep a promise: see `outbox.check`
     ├── MessageNotFound      (LookupError)          there is no such message
     ├── WrongState           (WrongStatus)          the message's state does not allow this
     └── RelayRunning                                a relay of an older version is running
@@ -32,6 +33,7 @@ from inbox_outbox_base.errors.outbox import (
     RelayRunning,
     TablesMissing,
     UnsafeBroker,
+    UnsafeDatabase,
     UnsafeSequence,
     UnusableConnection,
     WrongBucketCount,
@@ -49,6 +51,7 @@ __all__ = [
     "RelayRunning",
     "TablesMissing",
     "UnsafeBroker",
+    "UnsafeDatabase",
     "UnsafeSequence",
     "UnusableConnection",
     "WrongBucketCount",

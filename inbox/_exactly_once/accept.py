@@ -16,10 +16,11 @@ from inbox_outbox_base.databases import taking_statements
 from inbox_outbox_base.databases.missing import raise_clearer
 from inbox_outbox_base.databases.taking import Attempt, KeyBatch, KeyRow, Stored, Taking
 from inbox_outbox_base.errors.blame import OWN
-from inbox_outbox_base.errors.inbox import PolicyConflict, TablesMissing
+from inbox_outbox_base.errors.inbox import PolicyConflict, TablesMissing, UnsafeDatabase
 from inbox_outbox_base.tables.inbox import Tables
 from inbox_outbox_base.transactions.joining import database_to_join
 from inbox_outbox_base.transactions.policy import Declaration
+from inbox_outbox_base.transactions.safety import check, is_checked
 from inbox_outbox_base.words.incoming import Verdict
 
 _LARGEST_STATEMENT = 5_000
@@ -128,10 +129,13 @@ def _judge(attempt: Attempt, stored: Stored) -> tuple[Verdict, Stored | None]:
 def _agree(
     connection: Connection, policy: Declaration, attempt: Attempt | KeyBatch, taken: Collection[str]
 ) -> None:
-    """Compare the policies after the first message; on a conflict, give back the keys just taken."""
+    """After the first message, look at the table and compare the policies; on a conflict, give back the keys
+    just taken."""
     try:
+        if not is_checked(connection, attempt.tables.message):
+            check(connection, [attempt.tables.message])
         policy.agree(connection, is_new=bool(taken))
-    except (PolicyConflict, TablesMissing):
+    except (PolicyConflict, TablesMissing, UnsafeDatabase):
         # The caller may catch this error and commit: then these keys must not count as taken.
         given_back = {"consumer_": attempt.consumer, "claim_": attempt.claim, "keys": list(taken)}
         if taken:

@@ -40,6 +40,8 @@ class AsyncListener(ListenerBase):
 
         Raises:
             InvalidOption: the handler is not such a function; nothing is decided.
+            UnsafeDatabase: before the first message, the handler's table cannot keep a promise; nothing is
+                decided.
         """
         woken = asyncio.Event()
         batch = self._batch(messages, handler, woken.set)
@@ -115,9 +117,9 @@ class AsyncListener(ListenerBase):
         return self._dead_letter_stored(decision)
 
     async def _run(self, job: MessageJob) -> Outcome:
+        if (prepare := job.batch.take_preparation()) is not None:
+            await run(prepare)  # what it refuses ends the call: no message is to blame
         try:
-            if (prepare := job.batch.take_preparation()) is not None:
-                await run(prepare)
             given = job.batch.handler(job.message)
             outcome = await given if inspect.isawaitable(given) else None
         except FAILURES as error:

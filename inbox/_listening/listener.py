@@ -55,6 +55,8 @@ class Listener(InThreads):
 
         Raises:
             InvalidOption: the handler is not such a function; nothing is decided.
+            UnsafeDatabase: before the first message, the handler's table cannot keep a promise; nothing is
+                decided.
             BaseException: an error of the handler that is not an Exception (SystemExit), raised once the
                 other running messages have ended; nothing is decided.
         """

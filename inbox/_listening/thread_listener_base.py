@@ -76,9 +76,9 @@ class InThreads(ListenerBase):
         return self._dead_letter_stored(decision)
 
     def _run(self, job: MessageJob) -> Outcome:
+        if (prepare := job.batch.take_preparation()) is not None:
+            prepare()  # what it refuses ends the call: no message is to blame
         try:
-            if (prepare := job.batch.take_preparation()) is not None:
-                prepare()
             outcome = job.batch.handler(job.message)
         except FAILURES as error:
             return caught(as_failure(error))

@@ -11,6 +11,7 @@ from inbox_outbox_base.errors.inbox import UnsupportedDatabase
 from inbox_outbox_base.supported import FOLDERS, part
 
 if TYPE_CHECKING:  # at run time imported on first use
+    from inbox_outbox_base.checks.catalogue import Checking
     from inbox_outbox_base.dialect import Migrating
     from inbox_outbox_base.tables.outbox import OutboxTables
 
@@ -68,6 +69,16 @@ def notifying(dialect: str) -> "Notifying | None":
     if dialect not in FOLDERS or not _class("relaying", dialect).has_notifications:
         return None
     return _class("notifying", dialect)()  # type: ignore[no-any-return]
+
+
+@cache
+def checking(dialect: str) -> "Checking":
+    """How to look whether a database can keep our promises.
+
+    Raises:
+        UnsupportedDatabase: a dialect that is not proven.
+    """
+    return _class("checking", dialect)()  # type: ignore[no-any-return]
 
 
 def loading(dialect: str) -> "Loading":

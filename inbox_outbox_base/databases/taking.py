@@ -1,7 +1,7 @@
 """The contract between the inbox and a database, with portable defaults."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime
@@ -123,8 +123,8 @@ class Taking(ABC):
         """Whether each statement on this connection commits. May begin SQLAlchemy's transaction, as the next
         statement would."""
 
-    def search_path(self, connection: Connection) -> bytes | None:
-        """Where the session looks for tables without a schema; None if the driver does not know."""
+    def place(self, connection: Connection) -> Hashable:
+        """What the driver knows, without a statement, of the database and schema that it is on."""
         return None
 
     @abstractmethod

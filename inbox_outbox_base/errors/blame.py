@@ -9,7 +9,7 @@ from types import TracebackType
 from sqlalchemy.exc import InternalError, OperationalError
 
 from . import codes, groups
-from .inbox import LeaseLost, PolicyConflict, TablesMissing
+from .inbox import LeaseLost, PolicyConflict, TablesMissing, UnsafeDatabase
 
 _MARK = "_raised_by_the_inbox"
 
@@ -62,7 +62,7 @@ def is_failure(error: BaseException) -> bool:
 
 
 def _is_failure(error: BaseException) -> bool:
-    if isinstance(error, LeaseLost | PolicyConflict | TablesMissing):
+    if isinstance(error, LeaseLost | PolicyConflict | TablesMissing | UnsafeDatabase):
         return False
     return not (is_own(error) or codes.is_passing(error))
 

@@ -39,6 +39,11 @@ class TablesMissing(InboxError, LookupError):
     """The inbox tables do not exist where they were expected."""
 
 
+class UnsafeDatabase(InboxError):
+    """A table, as it is in this database, cannot keep a promise: for example, it is distributed, or a trigger
+    drops rows. Nothing was committed; the message says what to do."""
+
+
 class PolicyConflict(InboxError):
     """An inbox asks for another mode, a shorter retention or another digest format than the table
     `inbox_consumer` has for its consumer. Nothing was taken; the message names both values."""

@@ -55,6 +55,11 @@ class TablesMissing(OutboxError, inbox_errors.TablesMissing):
     """The outbox tables do not exist where they were expected."""
 
 
+class UnsafeDatabase(OutboxError, inbox_errors.UnsafeDatabase):
+    """A table, as it is in this database, cannot keep a promise: for example, it is distributed, or a trigger
+    drops rows. Nothing was committed; the message says what to do."""
+
+
 class MessageNotFound(OutboxError, inbox_errors.MessageNotFound):
     """The outbox has no message with this id; it may already have been sent."""
 

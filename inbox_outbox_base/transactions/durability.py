@@ -1,5 +1,5 @@
 """When a long-running process begins, warn of database settings with which a crash loses acknowledged
-messages."""
+messages, and refuse tables that cannot keep a promise."""
 
 import logging
 from collections.abc import Callable
@@ -12,6 +12,7 @@ from sqlalchemy import Engine, StaticPool, Table
 from inbox_outbox_base.databases.registry import taking
 from inbox_outbox_base.errors.secrets import place, reason
 
+from . import safety
 from .connect import on_connection, root
 from .session import BindArguments, bind_of
 
@@ -37,7 +38,11 @@ def look(engine: Engine) -> None:
 
 
 def looking_at(source: Any, table: Table, bind_arguments: BindArguments | None) -> Callable[[], None]:
-    """The same for a handler's source, when the returned function is called."""
+    """The same for a handler's source, when the returned function is called. It also looks at the table.
+
+    The function raises:
+        UnsafeDatabase: the table cannot keep a promise.
+    """
     return partial(_look_behind, source, table, bind_arguments)
 
 
@@ -49,6 +54,7 @@ def _look_behind(source: Any, table: Table, bind_arguments: BindArguments | None
         return
     if isinstance(engine, Engine):  # a function may not have one yet
         look(engine)
+        safety.check_engine(engine, [table])
 
 
 def _engine(source: Any, table: Table, bind_arguments: BindArguments | None) -> Any:

@@ -43,8 +43,8 @@ class Memories(Generic[T]):
 
 
 def tenant_of(connection: Connection) -> Hashable:
-    """Where the names of tables lead, as far as the connection tells: by its map of schemas, and by its
-    search path."""
+    """Where the names of tables lead, as far as the connection tells: by its database, its search path and
+    its map of schemas."""
     translated = connection.get_execution_options().get("schema_translate_map")
-    path = database_of(connection).search_path(connection)
-    return (frozenset(translated.items()) if translated else None, path)
+    place = database_of(connection).place(connection)
+    return (frozenset(translated.items()), place) if translated else place

@@ -17,6 +17,7 @@ from inbox_outbox_base.transactions.memories import Memories, tenant_of
 from outbox.schema import OutboxTables
 
 from .missing import raise_clearer
+from .safety import check_published
 
 NUMBERS = range(-(2**31), 2**31)
 """The numbers that a bucket can have."""
@@ -111,6 +112,7 @@ def known_newest(connection: Connection, tables: OutboxTables) -> Generation:
     Raises:
         WrongBucketCount: there are no buckets.
         TablesMissing: the tables have not been created.
+        UnsafeDatabase: a table cannot keep a promise.
     """
     of_pool, place = _newest.of(connection.engine.pool), (tenant_of(connection), tables.bucket.schema)
     known = of_pool.get(place)
@@ -121,6 +123,7 @@ def known_newest(connection: Connection, tables: OutboxTables) -> Generation:
         found = newest(connection, tables)
     except DBAPIError as error:
         raise_clearer(connection, tables, error)
+    check_published(connection, tables)
     if known is not None and found.number != known.generation.number:
         if found.number < known.generation.number:
             known.older_since = known.older_since or now

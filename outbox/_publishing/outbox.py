@@ -191,6 +191,7 @@ class Outbox:
             AlreadyPublished: with `on_repeat="raise"`, the outbox knows the id. On a Session, its COMMIT
                 raises this, and is rolled back.
             NotAwaited: raised by the COMMIT of an AsyncConnection, by its close at the latest.
+            UnsafeDatabase: a table cannot keep a promise; `outbox.check` tells more.
         """
         message = Message(
             topic, payload, key, headers or {}, delay, available_at, content_type, id, event_type
@@ -302,7 +303,7 @@ class Outbox:
             self._repeats.note(connection, repeated)
 
     def _prepare(self, connection: Connection, drafts: list[Draft]) -> None:
-        """Reject a connection without a transaction to join, and choose the buckets."""
+        """Reject a connection without a transaction to join, or unsafe tables, and choose the buckets."""
         database_to_join(connection, UnusableConnection, "outbox row")
         self._rows.database(connection)  # raises for a schema where there is none
         generation = known_newest(connection, self.tables)

@@ -16,6 +16,7 @@ from inbox_outbox_base.databases.registry import relaying
 from inbox_outbox_base.databases.relaying import ALL_TOPICS
 from inbox_outbox_base.errors.outbox import UnsafeSequence, WrongBucketCount
 from outbox._publishing.buckets import newest
+from outbox._publishing.safety import check_relays
 from outbox._relaying.reading.marks import Marks
 from outbox._relaying.reading.recheck import Recheck
 from outbox._relaying.reading.scanning import Scanner
@@ -101,8 +102,10 @@ class Rounds:
 
         Raises:
             WrongBucketCount: the database does not have the required number of buckets.
+            UnsafeDatabase: a table cannot keep a promise, or hides rows from this role.
             UnsafeSequence: the sequence of message numbers is cached per session.
         """
+        check_relays(connection, self._tables)
         self._database.writers(connection)  # only for its check of the sequence
         generation = newest(connection, self._tables)
         count = len(generation.buckets)

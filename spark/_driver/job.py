@@ -14,6 +14,7 @@ from inbox_outbox_base.databases.missing import missing_table
 from inbox_outbox_base.databases.registry import loading
 from inbox_outbox_base.errors.inbox import TablesMissing
 from inbox_outbox_base.tables.inbox import Tables, tables
+from inbox_outbox_base.transactions import safety
 from inbox_outbox_base.transactions.policy import Declaration
 from spark._executor import ledger, sinks
 from spark._executor.columns import check_key, fitted
@@ -70,6 +71,7 @@ class Job:
         Raises:
             ColumnMismatch: the DataFrame does not fit, or the server would refuse to write to the table.
             TablesMissing: the inbox's tables have not been created.
+            UnsafeDatabase: one of these tables cannot keep a promise.
             PolicyConflict: the consumer uses status-table mode.
         """
         check_key(self.settings, schema)
@@ -78,6 +80,7 @@ class Job:
         with transaction(self._engine, self._database, self.settings, PATIENCE) as connection:
             more = () if self.settings.outbox is None else (self.tables.outbox.message,)
             check_tables(connection, self.tables, *more)
+            safety.check(connection, [self.tables.message, self.tables.ledger, *more])
             places = [
                 None if each.table is None else self._database.place(connection, each)
                 for each in self.settings.targets

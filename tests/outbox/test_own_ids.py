@@ -245,7 +245,7 @@ def test_messages_without_an_id_of_their_own_cost_nothing(engine: Engine) -> Non
     while len(relayed(engine, keep_sent=0.001)) > 0:
         pass
     assert [each for each in seen if "INSERT INTO outbox_message" in each]
-    assert [each for each in seen if "outbox_id" in each] == []
+    assert [each for each in seen if "outbox_id" in each and "pg_class" not in each] == []
 
 
 @on(*WITH_WRITERS)

@@ -67,7 +67,15 @@ def test_every_database_implements_the_contracts(dialect: str) -> None:
 
 
 LIBRARY = ("inbox", "inbox_outbox", "inbox_outbox_base", "outbox", "spark")
-TWICE = {"InvalidOption", "Message", "MessageNotFound", "NotAwaited", "TablesMissing", "UnusableConnection"}
+TWICE = {
+    "InvalidOption",
+    "Message",
+    "MessageNotFound",
+    "NotAwaited",
+    "TablesMissing",
+    "UnsafeDatabase",
+    "UnusableConnection",
+}
 """Public names that the inbox and the outbox both have."""
 MOST_ROOMS = 20
 BASE_OF_ONE = {

@@ -17,6 +17,7 @@ from inbox_outbox_base.databases.registry import claiming, taking
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import InvalidOption, StoreUnreachable
 from inbox_outbox_base.tables.inbox import tables
+from inbox_outbox_base.transactions import safety
 from inbox_outbox_base.transactions.connect import connected, drop_read_only
 from inbox_outbox_base.transactions.durability import look
 from inbox_outbox_base.transactions.policy import Declaration
@@ -91,6 +92,7 @@ class SqlStore(Store):
 
     def prepare(self) -> None:
         look(self.engine)
+        safety.check_engine(self.engine, [self.tables.status])
 
     def __repr__(self) -> str:
         return f"SqlStore({self.engine.url.render_as_string()!r})"
@@ -185,7 +187,7 @@ class SqlStore(Store):
     def _claim(self, request: Request) -> ClaimAnswer | None:
         try:
             return self._run(
-                lambda connection: self._claim_on(connection, request), wait=claiming_statements.CLAIM_WAIT
+                lambda connection: self.claim_on(connection, request), wait=claiming_statements.CLAIM_WAIT
             )
         except _RowLocked:
             # A plain read does not wait for the lock.
@@ -211,8 +213,12 @@ class SqlStore(Store):
     def retention(self, policy: Declaration) -> Retention:
         return policy.asked or self._run(policy.retention)
 
-    def _claim_on(self, connection: Connection, request: Request) -> ClaimAnswer | None:
-        # First, because each statement commits: nothing may be claimed under a conflicting policy.
+    def claim_on(self, connection: Connection, request: Request) -> ClaimAnswer | None:
+        """Claim on a connection where each statement commits; None: try again."""
+        # First, because each statement commits: nothing may be claimed in a table that cannot keep a promise,
+        # or under a conflicting policy.
+        if not safety.is_checked(connection, self.tables.status):
+            safety.check(connection, [self.tables.status])
         if request.policy is not None and not request.policy.is_seen(connection):
             request.policy.agree(connection, is_new=True)
         answer = self._claiming.add_or_look(connection, self.tables, rows.new(request))

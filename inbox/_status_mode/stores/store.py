@@ -74,7 +74,11 @@ class Store(ABC):
 
     def prepare(self) -> None:  # noqa: B027 - most stores have nothing to prepare
         """A listener calls this before the first message, for instance to warn of settings that lose
-        messages."""
+        messages.
+
+        Raises:
+            UnsafeDatabase: the store cannot keep its promises. This ends the listener's call.
+        """
 
     def declaration(
         self, consumer: str, retention: Retention | float | timedelta | None, dead_retention: float | None

@@ -7,7 +7,7 @@ is changed for a moment. Both count in whole seconds, and only MariaDB accepts 0
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from functools import cache
@@ -201,6 +201,10 @@ class MySQLTaking(Taking):
 
     def is_autocommit(self, connection: Connection) -> bool:
         return bool(_driver(connection).get_autocommit())
+
+    def place(self, connection: Connection) -> Hashable:
+        driver = _driver(connection)
+        return getattr(driver, "db", None) or getattr(driver, "_db", None)  # PyMySQL's, and asyncmy's
 
     def committing_each(self, engine: Engine) -> Engine:
         # `briefly` switches AUTOCOMMIT on and off, in statements that it sends anyway.

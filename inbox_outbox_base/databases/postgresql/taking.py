@@ -7,7 +7,7 @@ themselves with one shared lock per consumer, and single messages use the patien
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from typing import Any, Literal, NamedTuple
@@ -182,10 +182,10 @@ class PostgreSQLTaking(Taking):
     def reported(self, connection: Connection) -> object:
         return _driver(connection).pgconn.parameter_status(REPORTED)
 
-    def search_path(self, connection: Connection) -> bytes | None:
-        # The server reports each change from version 18 on.
-        path: bytes | None = _driver(connection).pgconn.parameter_status(b"search_path")
-        return path
+    def place(self, connection: Connection) -> Hashable:
+        # Servers from PostgreSQL 18 on tell their clients each change of the search path.
+        server = _driver(connection).pgconn
+        return server.db, server.parameter_status(b"search_path")
 
     def is_ended(self, connection: Connection, mark: object = None) -> bool:
         server = _driver(connection).pgconn

@@ -1,0 +1,183 @@
+"""PostgreSQL: what pg_catalog says about our tables. Rows that another server, a rule, a trigger or Citus
+keeps, changes or drops are not where the answer to a statement says that they are."""
+
+import json
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any
+
+from sqlalchemy import (
+    Connection,
+    Row,
+    Select,
+    Table,
+    Text,
+    bindparam,
+    cast,
+    column,
+    literal_column,
+    select,
+    text,
+)
+from sqlalchemy.dialects.postgresql import OID
+from sqlalchemy.sql.elements import ColumnElement
+
+from inbox_outbox_base.checks.catalogue import (
+    Checking,
+    changing_triggers,
+    missing_keys,
+    refused,
+    wrong_text,
+)
+from inbox_outbox_base.words.findings import Finding
+
+from .relations import relation
+
+_KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
+_OWN_TABLE = "create the table itself here with `inbox-outbox migrate`"
+
+_FOUND = text("""
+    pg_class c CROSS JOIN LATERAL (
+        SELECT array_agg(p.oid) AS parts,
+               array_agg(p.oid::regclass::text) FILTER (WHERE p.relkind = 'f') AS far_parts,
+               array_agg(p.oid::regclass::text) FILTER (WHERE p.relpersistence <> 'p') AS lost_parts
+        FROM pg_class p WHERE p.oid = c.oid OR p.oid IN (SELECT relid FROM pg_partition_tree(c.oid))
+    ) AS tree CROSS JOIN LATERAL (
+        SELECT c.oid::bigint AS number, c.relname::text AS name, c.relkind::text AS kind,
+               tree.far_parts AS elsewhere, tree.lost_parts AS forgetful,
+               c.relkind = 'r' AND EXISTS (SELECT FROM pg_inherits i WHERE i.inhparent = c.oid) AS has_heirs,
+               -- For each row (1), and before (2) or instead of (64) it; not what fires only on replicas.
+               ARRAY(SELECT DISTINCT t.tgname::text FROM pg_trigger t
+                     WHERE t.tgrelid = ANY(tree.parts) AND t.tgenabled IN ('O', 'A')
+                     AND t.tgtype & 1 = 1 AND t.tgtype & 66 <> 0) AS triggers,
+               ARRAY(SELECT DISTINCT r.rulename::text FROM pg_rewrite r
+                     WHERE r.ev_class = ANY(tree.parts) AND r.ev_enabled IN ('O', 'A')) AS rules,
+               -- An index of a partitioned table is one of each partition. An expression has no column.
+               (SELECT jsonb_agg((
+                    SELECT jsonb_agg(a.attname)
+                    FROM unnest(i.indkey::int2[]) WITH ORDINALITY AS k (number, place)
+                    LEFT JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = nullif(k.number, 0)
+                    WHERE k.place <= i.indnkeyatts))
+                FROM pg_index i WHERE i.indrelid = c.oid AND i.indisunique AND i.indisvalid
+                AND i.indimmediate AND i.indpred IS NULL) AS unique_keys,
+               -- 100 is the database's own collation. Servers before PostgreSQL 15 have no provider.
+               ARRAY(SELECT a.attname::text FROM pg_attribute a JOIN pg_type y ON y.oid = a.atttypid
+                     LEFT JOIN pg_collation l ON l.oid = a.attcollation
+                     WHERE a.attrelid = c.oid AND a.attname IN ('consumer', 'key', 'id', 'run')
+                     AND y.typcategory = 'S' AND NOT (
+                         coalesce(nullif(y.typbasetype, 0), y.oid) IN ('text'::regtype, 'varchar'::regtype)
+                         AND (l.collname IN ('C', 'POSIX', 'ucs_basic') OR l.oid = 100 AND EXISTS (
+                             SELECT FROM pg_database d WHERE d.datname = current_database()
+                             AND d.datcollate IN ('C', 'POSIX')
+                             AND coalesce(to_jsonb(d) ->> 'datlocprovider', 'c') = 'c')))) AS unlike_bytes,
+               CASE WHEN c.relname = 'outbox_message' AND c.relkind IN ('r', 'p')
+                    THEN pg_get_serial_sequence(c.oid::regclass::text, 'sequence') IS NULL
+               END AS lacks_sequence,
+               CASE WHEN to_regclass('pg_dist_partition') IS NOT NULL
+                    THEN has_table_privilege(to_regclass('pg_dist_partition'), 'SELECT') END AS citus
+    ) AS found
+""")
+_NAMES = (
+    "number",
+    "name",
+    "kind",
+    "elsewhere",
+    "forgetful",
+    "has_heirs",
+    "triggers",
+    "rules",
+    "unlike_bytes",
+    "lacks_sequence",
+    "citus",
+)
+# Citus' catalogue is in pg_catalog, which is always on the search path.
+_DISTRIBUTED = text("""
+    SELECT logicalrelid::regclass::oid::bigint FROM pg_dist_partition
+    WHERE logicalrelid::regclass::oid::bigint IN :tables
+""").bindparams(bindparam("tables", expanding=True))
+_IS_READ_ONLY = text("SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean")
+# A policy that lets every row through, for this role and every command, hides none.
+_HIDES = """
+    row_security_active(c.oid) AND NOT (
+        EXISTS (SELECT FROM pg_policy o WHERE o.polrelid = c.oid AND o.polpermissive AND o.polcmd = '*'
+                AND pg_get_expr(o.polqual, o.polrelid) = 'true'
+                AND EXISTS (SELECT FROM unnest(o.polroles) AS role (oid)
+                            WHERE role.oid = 0 OR pg_has_role(role.oid, 'USAGE')))
+        AND NOT EXISTS (SELECT FROM pg_policy o WHERE o.polrelid = c.oid AND NOT o.polpermissive)
+    )
+"""
+
+
+@cache
+def _catalogue(tables: tuple[Table, ...]) -> Select[Any]:
+    found: list[ColumnElement[Any]] = [column(name) for name in _NAMES]
+    # As text: the application may have its own function for JSON.
+    unique: ColumnElement[str] = cast(column("unique_keys"), Text).label("unique_keys")
+    return select(*found, unique).select_from(_FOUND).where(_are(tables))
+
+
+@cache
+def _hiding(tables: tuple[Table, ...]) -> Select[Any]:
+    name: ColumnElement[str] = literal_column("c.relname::text")
+    names = select(name).select_from(text("pg_class c"))
+    return names.where(_are(tables), literal_column(_HIDES))
+
+
+def _are(tables: Sequence[Table]) -> ColumnElement[bool]:
+    return literal_column("c.oid", OID).in_([relation(each) for each in tables])
+
+
+class PostgreSQLChecking(Checking):
+    """One statement; a second one where Citus is installed."""
+
+    def look(self, connection: Connection, tables: Sequence[Table]) -> list[Finding]:
+        rows = connection.execute(_catalogue(tuple(tables))).all()
+        by_name = {each.name: each for each in tables}
+        distributed = self._distributed(connection, rows)
+        return [
+            found
+            for row in rows
+            for found in _problems(row, by_name[row.name], is_distributed=row.number in distributed)
+        ]
+
+    def _distributed(self, connection: Connection, rows: Sequence[Row[Any]]) -> set[int]:
+        if not rows or rows[0].citus is None:
+            return set()
+        numbers = [row.number for row in rows]
+        if not rows[0].citus:  # nobody can tell
+            return set(numbers)
+        return set(connection.execute(_DISTRIBUTED, {"tables": numbers}).scalars())
+
+    def is_read_only(self, connection: Connection) -> bool:
+        return bool(connection.execute(_IS_READ_ONLY).scalar_one())
+
+    def hides_rows(self, connection: Connection, tables: Sequence[Table]) -> list[str]:
+        return list(connection.execute(_hiding(tuple(tables))).scalars())
+
+
+def _problems(row: Row[Any], table: Table, *, is_distributed: bool) -> Iterator[Finding]:
+    if row.kind not in ("r", "p"):
+        yield refused(row.name, f"it is {_KINDS.get(row.kind, 'no table')}", _OWN_TABLE)
+        return
+    if is_distributed:
+        why = "Citus manages it (pg_dist_partition), and reports rows as inserted that it did not insert"
+        yield refused(row.name, why, "undistribute it, so that it is a local table of the coordinator")
+    if row.elsewhere:
+        why = f"partition {', '.join(row.elsewhere)} is a foreign table, which commits by itself"
+        yield refused(row.name, why, "keep all partitions in this database")
+    if row.forgetful:
+        why = f"{', '.join(row.forgetful)} is unlogged or temporary: a crash or a disconnect empties it"
+        yield refused(row.name, why, "run ALTER TABLE ... SET LOGGED, or create a permanent table")
+    if row.has_heirs:
+        why = "other tables inherit from it, and a key is unique in each of them alone"
+        yield refused(row.name, why, "run ALTER TABLE ... NO INHERIT, or use declarative partitions")
+    if row.triggers:
+        yield changing_triggers(row.name, row.triggers)
+    if row.rules:
+        yield refused(row.name, f"rule {', '.join(row.rules)} changes what statements do", "drop the rule")
+    if row.unlike_bytes:
+        yield wrong_text(row.name, row.unlike_bytes)
+    if row.lacks_sequence:
+        why = "its column sequence owns no sequence, so relays cannot know which numbers were drawn"
+        yield refused(row.name, why, "run ALTER SEQUENCE ... OWNED BY outbox_message.sequence")
+    yield from missing_keys(table, [frozenset(each) for each in json.loads(row.unique_keys or "[]")])
