@@ -4,6 +4,7 @@
 # Two more for who changes the code:
 #   make check     style, types and import direction alone
 #   make test-all  every test on every server, including the long ones
+#   make matrix    what works on which engine and layout (docs/check.md), with Debian's further servers
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -12,7 +13,7 @@ ARGS ?=
 # are enough for six.
 WORKERS ?= 6
 
-.PHONY: demo test test-all check collected tests tests-all benchmark benchmark-brokers benchmark-outbox benchmark-spark benchmark-status clean
+.PHONY: demo test test-all check collected tests tests-all matrix benchmark benchmark-brokers benchmark-outbox benchmark-spark benchmark-status clean
 
 demo: $(VENV)/ready
 	$(BIN)/python -m examples.demo $(ARGS)
@@ -46,6 +47,15 @@ tests-all: PYTEST := $(BIN)/python -m pytest
 tests tests-all: $(VENV)/ready
 	$(PYTEST) --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS) || \
 	$(PYTEST) --last-failed --last-failed-no-failures none --maxfail 1 $(ARGS)
+
+# MySQL comes from the environment or Docker, as for the other tests.
+FURTHER := postgresql mariadb-server galera-4 rsync
+SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
+
+matrix: $(VENV)/ready
+	dpkg --status $(FURTHER) >/dev/null 2>&1 || ($(SUDO) apt-get update && $(SUDO) apt-get install --yes $(FURTHER))
+	REQUIRE_SERVICES=$${REQUIRE_SERVICES:-postgresql,mariadb,sqlite,pgbouncer},debian,galera \
+	$(BIN)/python -m pytest --matrix tests/deployment $(ARGS)
 
 benchmark: $(VENV)/ready
 	$(BIN)/python -m benchmarks.inbox $(ARGS)

@@ -6,8 +6,7 @@ row is kept; everything outside the transaction is at least once::
     with Inbox("billing").transaction(engine, key="order-42") as work:
         work.is_new and work.connection.execute(...)
 
-Handlers that call other services have no transaction around them. They are at least once, never concurrent,
-and resumable step by step::
+Handlers that call other services are at least once, never concurrent, and resumable step by step::
 
     with StatusInbox("orders", store=SqlStore(engine)).claim(key="order-42") as claim:
         claim.is_new and claim.step("lock-stock", lock_stock)
@@ -22,6 +21,7 @@ from inbox._exactly_once.work import Work
 from inbox._listening.async_listener import AsyncListener
 from inbox._listening.listener import Listener
 from inbox._listening.outcome import Action, Decision, Decisions, Outcome
+from inbox._operating.check import check
 from inbox._operating.purge import Purged, purge
 from inbox._operating.repair import discard, list_messages, release, resolve_step, retry, show_message
 from inbox._operating.set_policy import set_policy
@@ -38,6 +38,7 @@ from inbox_outbox_base.errors.codes import is_transient
 from inbox_outbox_base.monitoring.events import Event, EventKind
 from inbox_outbox_base.monitoring.log import LogEvents
 from inbox_outbox_base.transactions.policy import Policy
+from inbox_outbox_base.words.findings import CheckReport, Finding
 from inbox_outbox_base.words.incoming import Delivery, Verdict, message_id, message_key
 
 from . import errors, schema
@@ -49,6 +50,7 @@ __all__ = [
     "AsyncListener",
     "AsyncStatusInbox",
     "Backoff",
+    "CheckReport",
     "Claim",
     "ConsumerStatus",
     "Decision",
@@ -56,6 +58,7 @@ __all__ = [
     "Delivery",
     "Event",
     "EventKind",
+    "Finding",
     "Inbox",
     "Key",
     "Listener",
@@ -74,6 +77,7 @@ __all__ = [
     "Taken",
     "Verdict",
     "Work",
+    "check",
     "discard",
     "errors",
     "is_transient",

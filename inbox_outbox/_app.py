@@ -10,7 +10,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from inbox.errors import InboxError, InvalidOption, MessageNotFound, WrongStatus
 from inbox_outbox_base.errors import secrets
 
-from . import _audit, _inbox, _migrate, _outbox, _relaying, _repair
+from . import _audit, _check, _inbox, _migrate, _outbox, _relaying, _repair
 from ._exit import EXPLAINED, FAILED, INTERRUPTED, NOT_FOUND, USAGE, WRONG_STATUS
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app = typer.Typer(
 )
 app.command("migrate")(_migrate.migrate)
 app.command("audit")(_audit.audit)
+app.command("check")(_check.check)
 app.add_typer(_inbox.app, name="inbox")
 app.add_typer(_outbox.app, name="outbox")
 for group, commands in ((_inbox.app, _repair.COMMANDS), (_outbox.app, _relaying.COMMANDS)):

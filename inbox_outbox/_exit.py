@@ -16,6 +16,8 @@ LATE = 7
 """`outbox status --max-age`: a message has waited for longer."""
 UNRECORDED = 8
 """`audit`: nothing is known to be missing, but messages may have left without a record."""
+UNSAFE = 9
+"""`check`: a table cannot keep a promise."""
 INTERRUPTED = 130
 """Ctrl-C: everything committed so far stays."""
 
@@ -24,5 +26,6 @@ EXPLAINED = (
     "3 no such message (show, retry, drop and so on); 4 work is left (inbox purge, outbox drain); "
     "5 the message's status does not allow this (retry, drop and so on); 6 messages are missing (audit); "
     "7 a message has waited for too long (outbox status --max-age); "
-    "8 nothing is known to be missing, but not all messages have a record (audit); 130 interrupted."
+    "8 nothing is known to be missing, but not all messages have a record (audit); "
+    "9 the database is unsafe (check); 130 interrupted."
 )

@@ -14,6 +14,7 @@ A consumer that uses an inbox makes each message take effect once. Operators ins
 `outbox.errors` lists the exceptions.
 """
 
+from inbox_outbox_base.words.findings import CheckReport, Finding
 from inbox_outbox_base.words.outgoing import (
     Accepted,
     Envelope,
@@ -27,6 +28,7 @@ from outbox._operating.actions import drop, pause, purge_dead, resume, retry, re
 from outbox._operating.audit import Audit, audit
 from outbox._operating.audit_parts import Missing
 from outbox._operating.bucket_count import set_bucket_count
+from outbox._operating.check import check
 from outbox._operating.peek import peek
 from outbox._operating.status import GenerationStatus, OutboxStatus, RelayStatus, is_drained, status
 from outbox._operating.stored_message import MessageState, StoredMessage
@@ -47,8 +49,10 @@ __all__ = [
     "AsyncRelay",
     "AsyncRouter",
     "Audit",
+    "CheckReport",
     "DirectDelivery",
     "Envelope",
+    "Finding",
     "GenerationStatus",
     "Message",
     "MessageState",
@@ -65,6 +69,7 @@ __all__ = [
     "Unavailable",
     "Unknown",
     "audit",
+    "check",
     "drop",
     "errors",
     "is_drained",

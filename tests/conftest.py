@@ -116,11 +116,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--quick", action="store_true", help="leave out tests marked long, and MySQL where it is as MariaDB"
     )
+    parser.addoption("--matrix", action="store_true", help="run tests that need further servers, too")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What takes longest begins."""
     items.sort(key=_place)
+    if not config.getoption("matrix"):
+        further = [item for item in items if item.get_closest_marker("matrix")]
+        items[:] = [item for item in items if item not in further]
+        config.hook.pytest_deselected(items=further)
     if config.getoption("quick"):
         run: list[pytest.Item] = []
         left_out: list[pytest.Item] = []

@@ -1,14 +1,19 @@
-"""On PostgreSQL, an `inbox_message` that a user has partitioned works like the plain table."""
+"""Tables that a user has partitioned work like the plain ones."""
 
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from sqlalchemy import Engine, text, update
+from sqlalchemy import Connection, Engine, select, text, update
+from sqlalchemy.schema import CreateSchema
 
 import inbox
-from inbox import Inbox, Verdict
+import outbox
+from inbox import Inbox, SqlStore, StatusInbox, Verdict
 from inbox.schema import tables
+from outbox import Message, Outbox, Relay
 from tests.support.database import Database
+from tests.support.on_servers import on
+from tests.support.outbox_publishers import Recorder
 from tests.support.spark.writes import batch, make_result, taken, write
 
 MESSAGE, LEDGER = tables().message, tables().ledger
@@ -23,19 +28,33 @@ KEYS = sorted(f"{'az'[number % 2]}{number}" for number in range(40))
 mail, payments = Inbox("mail"), Inbox("payments", retention=timedelta(days=365))
 
 
+OF_OUTBOX = {
+    "hash": ("HASH (bucket)", [f"WITH (MODULUS 4, REMAINDER {number})" for number in range(4)]),
+    "list": ("LIST (bucket)", ["IN (0)", f"IN ({', '.join(map(str, range(1, 64)))})"]),
+    "range": ("RANGE (bucket)", ["FROM (MINVALUE) TO (30)", "FROM (30) TO (MAXVALUE)"]),
+}
+
+
 @pytest.fixture(params=LAYOUTS)
 def engine(request: pytest.FixtureRequest, postgres: Database) -> Engine:
     """A database with such a table."""
-    by, partitions = LAYOUTS[request.param]
     engine = make_result(postgres)
     with engine.begin() as connection:
-        connection.execute(text("ALTER TABLE inbox_message RENAME TO plain"))
-        connection.execute(text(f"CREATE TABLE inbox_message (LIKE plain INCLUDING ALL) PARTITION BY {by}"))
-        connection.execute(text("DROP TABLE plain"))
-        for number, values in enumerate(partitions):
-            part = f"CREATE TABLE part{number} PARTITION OF inbox_message"
-            connection.execute(text(f"{part} FOR VALUES {values}"))
+        partition(connection, "inbox_message", "part", *LAYOUTS[request.param])
     return engine
+
+
+def partition(connection: Connection, table: str, part: str, by: str, partitions: list[str]) -> None:
+    """Make a table, which is empty, anew."""
+    connection.execute(text(f"ALTER TABLE {table} RENAME TO plain"))
+    connection.execute(text(f"CREATE TABLE {table} (LIKE plain INCLUDING ALL) PARTITION BY {by}"))
+    if table == "outbox_message":
+        connection.execute(
+            text("ALTER SEQUENCE outbox_message_sequence_seq OWNED BY outbox_message.sequence")
+        )
+    connection.execute(text("DROP TABLE plain"))
+    for number, values in enumerate(partitions):
+        connection.execute(text(f"CREATE TABLE {part}{number} PARTITION OF {table} FOR VALUES {values}"))
 
 
 def test_a_key_is_taken_once(engine: Engine) -> None:
@@ -78,3 +97,87 @@ def test_the_size_has_the_partitions(engine: Engine) -> None:
         expected = connection.execute(size).scalar_one()
     assert [each.bytes for each in inbox.status(engine)] == [expected]
     assert expected > 0
+
+
+def test_the_check_tries_everything(engine: Engine) -> None:
+    """With a consumer for whose rows there is a partition, everything is tried; without, the report says what
+    to do."""
+    report = inbox.check(engine, consumer="mail")
+    assert (report.is_safe, report.is_complete) == (True, True)
+    report = inbox.check(engine)
+    assert report.is_safe
+    assert report.is_complete or "consumer=" in next(
+        e.why for e in report.findings if e.result == "not tried"
+    )
+
+
+@pytest.mark.parametrize("layout", OF_OUTBOX)
+def test_status_mode_and_outbox(postgres: Database, layout: str) -> None:
+    """A partitioned `inbox_status` and `outbox_message` work, too."""
+    engine = postgres.engine()
+    with engine.begin() as connection:
+        partition(connection, "outbox_message", "waiting", *OF_OUTBOX[layout])
+        partition(connection, "inbox_status", "record", *LAYOUTS[layout])
+    handle_and_relay(engine)
+
+
+@on("mariadb", "mysql")
+@pytest.mark.mysql
+def test_on_mysql_and_mariadb(migrated: Database) -> None:
+    """Their own partitions work, except that MySQL does not find all keys of a list in partitions by KEY of
+    several columns: there, such a table is refused."""
+    engine = migrated.engine()
+    with engine.begin() as connection:
+        for table in ("inbox_message", "inbox_status"):
+            connection.execute(text(f"ALTER TABLE {table} PARTITION BY KEY (`key`) PARTITIONS 4"))
+        connection.execute(text("ALTER TABLE outbox_message PARTITION BY HASH (sequence) PARTITIONS 4"))
+    handle_and_relay(engine)
+    with engine.begin() as connection:
+        connection.execute(text("ALTER TABLE inbox_message PARTITION BY KEY (consumer, `key`) PARTITIONS 4"))
+    report = inbox.check(engine)
+    assert (report.is_safe, report.is_complete) == (
+        (True, True) if migrated.name == "mariadb" else (False, False)
+    )
+
+
+def handle_and_relay(engine: Engine) -> None:
+    """Every part of the check passes; records are claimed once, and messages leave in their order."""
+    for report in (inbox.check(engine, consumer="mail"), outbox.check(engine)):
+        assert [str(each) for each in report.findings if each.result in ("refused", "not tried")] == []
+    box = StatusInbox("mail", store=SqlStore(engine))
+    for verdict in (Verdict.NEW, Verdict.DUPLICATE):
+        for key in KEYS:
+            with box.claim(key) as claim:
+                assert claim.verdict is verdict
+    with engine.begin() as connection:
+        for number in range(3):
+            Outbox().publish_many(connection, [Message("t", str(number), key=key) for key in KEYS])
+    publisher = Recorder()
+    assert Relay(engine, publisher).run_once() == len(KEYS) * 3
+    for key in KEYS:
+        assert [message.payload for message in publisher.accepted if message.key == key] == [b"0", b"1", b"2"]
+
+
+@pytest.mark.parametrize("name", ["tenant", "none", "select", "a:b\"c'd"])
+def test_a_map_of_schemas(postgres: Database, name: str) -> None:
+    """A partitioned table to which only the connection's map of schemas leads is purged and relayed like
+    others: what it is, is asked where the statements go."""
+    plain = postgres.engine()
+    with plain.begin() as connection:
+        connection.execute(CreateSchema(name))
+        tables(name).metadata.create_all(connection)
+        quoted = connection.dialect.identifier_preparer.quote_identifier(name)
+        connection.exec_driver_sql(f"SET LOCAL search_path = {quoted}")
+        partition(connection, "inbox_message", "part", *LAYOUTS["hash"])
+    engine = plain.execution_options(schema_translate_map={None: name})
+    with engine.begin() as connection:
+        mail.accept_many(connection, KEYS)
+        its = MESSAGE.c.consumer == "mail", MESSAGE.c.key.in_(KEYS[::2])
+        connection.execute(update(MESSAGE).where(*its).values(accepted_at=LONG_AGO))
+        Outbox().publish_many(connection, [Message("t", "a", key=key) for key in KEYS])
+    assert inbox.purge(engine, batch=7).rows == len(KEYS[::2])
+    with engine.connect() as connection:
+        assert set(connection.scalars(select(MESSAGE.c.key))) == set(KEYS[1::2])
+    assert Relay(engine, Recorder()).run_once() == len(KEYS)
+    for report in (inbox.check(engine), outbox.check(engine), inbox.check(plain, schema=name)):
+        assert (report.is_safe, report.is_complete) == (True, True)

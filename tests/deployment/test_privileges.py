@@ -235,6 +235,26 @@ def attempt(part: str, database: Database, app: Role) -> None:
             engine.dispose()
 
 
+@on_roles
+def test_a_check_tries_what_it_may(granted: tuple[Database, Role]) -> None:
+    """With the privileges that the page names, everything is tried; without some, the report says which parts
+    are not, and tries the others."""
+    database, app = granted
+    for right in rights(database.name, "take"):
+        app.grant(right)
+    engine = app.database.engine(poolclass=NullPool)
+    with_some = inbox.check(engine)
+    assert (with_some.is_safe, with_some.is_complete) == (True, False)
+    found = {each.what: str(each) for each in with_some.findings}
+    assert "a purge: not tried: no right" in found["a purge"]
+    assert found["a key comes twice"] == "a key comes twice: right"
+    for part in ("status mode", "publish", "relay", "purge"):
+        for right in rights(database.name, part):
+            app.grant(right)
+    for report in (inbox.check(engine), outbox.check(engine)):
+        assert [str(each) for each in report.findings if each.result in ("refused", "not tried")] == []
+
+
 def test_row_level_security(postgres: Database) -> None:
     """With the policies of the page each tenant takes messages of its own consumers and sees no others. The
     database rejects a message for another tenant's consumer, and nothing is written."""
@@ -251,6 +271,15 @@ def test_row_level_security(postgres: Database) -> None:
             with engine.connect() as connection:
                 found = connection.execute(select(TABLES.message.c.consumer)).scalars().all()
                 assert found == [f"{name}:billing"]
+            with_name = {
+                each.what: each.result for each in inbox.check(engine, consumer=f"{name}:billing").findings
+            }
+            without = {each.what: str(each) for each in inbox.check(engine).findings}
+            assert (with_name["a key comes twice"], with_name["a key in two transactions"]) == (
+                "right",
+                "right",
+            )
+            assert "no right" in without["a key comes twice"]
         with (
             pytest.raises(DBAPIError, match="row-level security") as caught,
             engines["acme"].begin() as connection,

@@ -1,0 +1,364 @@
+"""Tables that cannot keep a promise are refused by name, before anything is committed."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, event, func, select, text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import StaticPool
+
+import inbox
+import outbox
+from inbox import CheckReport, Inbox, Listener, Outcome, SqlStore, StatusInbox, Verdict
+from inbox.errors import UnsafeDatabase
+from inbox.schema import tables
+from inbox_outbox_base.transactions import memories
+from outbox import Outbox, Relay
+from outbox._publishing.safety import check_relays
+from tests.support.database import Database
+from tests.support.on_servers import on
+from tests.support.outbox_publishers import Recorder
+from tests.support.spark.writes import make_result, prepared
+
+TABLES = tables()
+MESSAGE = TABLES.message
+VIEW = "ALTER TABLE {0} RENAME TO kept\nCREATE VIEW {0} AS SELECT * FROM kept"
+DROPS = "CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN {1}; END'\n"
+LIES = {
+    "view": (VIEW, "is a view"),
+    "view that reports rows": (
+        f"{VIEW}\n{DROPS}CREATE TRIGGER t INSTEAD OF INSERT ON {{0}} FOR EACH ROW EXECUTE FUNCTION nothing()",
+        "is a view",
+    ),
+    "trigger": (
+        f"{DROPS}CREATE TRIGGER drops BEFORE INSERT ON {{0}} FOR EACH ROW EXECUTE FUNCTION nothing()",
+        "trigger drops runs before",
+    ),
+    "rule": ("CREATE RULE lies AS ON INSERT TO {0} DO INSTEAD NOTHING", "rule lies"),
+    "distributed": (
+        (
+            "CREATE TABLE pg_dist_partition (logicalrelid regclass)\n"
+            "INSERT INTO pg_dist_partition VALUES ('pg_class'), ('{0}')"
+        ),
+        "Citus",
+    ),
+    "unlogged": ("ALTER TABLE {0} SET UNLOGGED", "unlogged"),
+    "no key": ("ALTER TABLE {0} DROP CONSTRAINT {0}_pkey", "no valid unique key"),
+    "deferrable key": (
+        "ALTER TABLE {0} DROP CONSTRAINT {0}_pkey\nALTER TABLE {0} ADD PRIMARY KEY ({2}) DEFERRABLE",
+        "no valid unique key",
+    ),
+    "longer key": (
+        "ALTER TABLE {0} DROP CONSTRAINT {0}_pkey\nALTER TABLE {0} ADD UNIQUE ({2}, {3})",
+        "no valid unique key",
+    ),
+    "heirs": ("CREATE TABLE heir () INHERITS ({0})", "inherit from it"),
+}
+"""On PostgreSQL: statements about the table {0}, and what is said about it."""
+SILENT = ("view that reports rows", "trigger", "distributed", "no key", "unlogged")
+"""Those that take a message without an error of the database."""
+BY_TABLE = {
+    "inbox_message": ("NEW", "consumer, key", "accepted_at"),
+    "inbox_status": ("NULL", "consumer, key", "created_at"),
+    "outbox_message": ("NULL", "bucket, sequence", "created_at"),
+}
+
+
+def lie(engine: Engine, table: str, name: str) -> str:
+    """Change the table; returns what is to be said about it."""
+    script, said = LIES[name]
+    execute(engine, script.format(table, *BY_TABLE[table]))
+    return said
+
+
+def execute(engine: Engine, script: str) -> None:
+    """Run statements."""
+    with engine.begin() as connection:
+        for statement in script.splitlines():
+            connection.exec_driver_sql(statement)
+
+
+def handled(engine: Engine) -> Callable[[str], Outcome]:
+    """A handler that writes an effect."""
+    execute(engine, "CREATE TABLE effect (message varchar(9))")
+
+    @Inbox("billing", wait=0).handler(engine, key=str)
+    def handle(connection: Connection, message: str) -> None:
+        connection.execute(text("INSERT INTO effect VALUES (:message)"), {"message": message})
+
+    return handle
+
+
+def effects(engine: Engine) -> int:
+    """How many effects were committed."""
+    with engine.connect() as connection:
+        return connection.exec_driver_sql("SELECT count(*) FROM effect").scalar_one()  # type: ignore[no-any-return]
+
+
+def refused(report: CheckReport) -> dict[str, str]:
+    """What was refused, and why."""
+    assert report.is_safe is not any(each.result == "refused" for each in report.findings)
+    return {each.what: each.why for each in report.findings if each.result == "refused"}
+
+
+@pytest.mark.parametrize("name", SILENT)
+def test_a_handler_refuses(postgres: Database, name: str) -> None:
+    """The first message raises, nothing of it is committed, and no failure counts; a listener ends."""
+    engine = postgres.engine()
+    handle = handled(engine)
+    said = lie(engine, "inbox_message", name)
+    for _ in range(2):  # that it was refused is not remembered as an answer
+        with pytest.raises(UnsafeDatabase, match=f"table inbox_message: .*{said}") as caught:
+            handle("a")
+        assert not Outcome(Verdict.NEW, error=caught.value).is_failure
+    with pytest.raises(UnsafeDatabase, match=said):
+        Listener().decide(["a"], handle)
+    assert effects(engine) == 0
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_the_check_refuses(postgres: Database, name: str) -> None:
+    """The check names the table, and tries nothing on it."""
+    engine = postgres.engine()
+    said = lie(engine, "inbox_message", name)
+    report = inbox.check(engine)
+    assert said in refused(report)["table inbox_message"]
+    assert {each.result for each in report.findings if each.what.startswith(("a key", "a purge"))} == {
+        "not tried"
+    }
+    assert outbox.check(engine).is_safe
+
+
+@pytest.mark.parametrize("name", ["trigger", "distributed", "no key"])
+def test_status_mode_refuses(postgres: Database, name: str) -> None:
+    """Nothing is claimed."""
+    engine = postgres.engine()
+    said = lie(engine, "inbox_status", name)
+    orders = StatusInbox("orders", store=SqlStore(engine))
+    with pytest.raises(UnsafeDatabase, match=f"table inbox_status: .*{said}"), orders.claim("a"):
+        pytest.fail("claimed")
+    assert said in refused(inbox.check(engine))["table inbox_status"]
+
+
+@pytest.mark.parametrize("name", ["distributed", "no key"])
+def test_spark_refuses(postgres: Database, name: str) -> None:
+    """The driver refuses before a row is read."""
+    engine = make_result(postgres)
+    said = lie(engine, "inbox_message", name)
+    with pytest.raises(UnsafeDatabase, match=said):
+        prepared(postgres)
+
+
+@pytest.mark.parametrize("name", ["trigger", "distributed", "no key", "unlogged"])
+def test_the_outbox_refuses(postgres: Database, name: str) -> None:
+    """Publishers and relays raise the outbox's own error, and a handler that publishes is not to blame."""
+    engine = postgres.engine()
+    said = lie(engine, "outbox_message", name)
+    own = outbox.errors.UnsafeDatabase
+    with pytest.raises(own, match=f"table outbox_message: .*{said}") as caught, engine.begin() as connection:
+        Outbox().publish(connection, "orders", "a")
+    assert not Outcome(Verdict.NEW, error=caught.value).is_failure
+    with pytest.raises(own, match=said):
+        Relay(engine, Recorder()).run_once()
+    assert said in refused(outbox.check(engine))["table outbox_message"]
+    assert inbox.check(engine).is_safe
+
+
+def test_a_trigger_that_deletes_afterwards(postgres: Database) -> None:
+    """What no catalogue tells is tried: a trigger that runs AFTER may delete the row that called it."""
+    engine = postgres.engine()
+    for table in ("inbox_message", "outbox_message"):
+        body = f"BEGIN DELETE FROM {table}; RETURN NULL; END"
+        execute(
+            engine,
+            f"CREATE FUNCTION f_{table}() RETURNS trigger LANGUAGE plpgsql AS '{body}'\n"
+            f"CREATE TRIGGER t AFTER INSERT ON {table} EXECUTE FUNCTION f_{table}()",
+        )
+    assert "not there as it was inserted" in refused(inbox.check(engine))["a key comes twice"]
+    assert "something drops its row" in refused(outbox.check(engine))["a publish"]
+
+
+def test_a_sequence_that_is_not_its_own(postgres: Database) -> None:
+    """A table that owns no sequence is refused: relays could not see the numbers drawn."""
+    engine = postgres.engine()
+    execute(engine, "ALTER SEQUENCE outbox_message_sequence_seq OWNED BY NONE")
+    assert "owns no sequence" in refused(outbox.check(engine))["table outbox_message"]
+    execute(engine, "ALTER SEQUENCE outbox_message_sequence_seq OWNED BY outbox_message.sequence CACHE 5")
+    assert "CACHE 5" in refused(outbox.check(engine))["the sequence"]
+    execute(engine, "ALTER SEQUENCE outbox_message_sequence_seq CACHE 1")
+    assert outbox.check(engine).is_safe
+
+
+def test_a_temporary_table(postgres: Database) -> None:
+    """A temporary table that hides the real one is refused."""
+    with postgres.engine().begin() as connection:
+        connection.exec_driver_sql("CREATE TEMPORARY TABLE inbox_message (LIKE inbox_message INCLUDING ALL)")
+        with pytest.raises(UnsafeDatabase, match="unlogged or temporary"):
+            Inbox("billing").accept(connection, "a")
+
+
+ELSEWHERE = {
+    "mariadb": {
+        "ALTER TABLE {0} ENGINE=MyISAM": "MyISAM",
+        "CREATE TRIGGER shouts BEFORE INSERT ON {0} FOR EACH ROW SET NEW.claim = NEW.claim": "trigger shouts",
+        "ALTER TABLE {0} MODIFY `key` varchar(128) NOT NULL": "text of key",
+        "ALTER TABLE {0} MODIFY `key` varbinary(20) NOT NULL": "text of key",
+        "ALTER TABLE {0} DROP PRIMARY KEY": "no valid unique key",
+        "ALTER TABLE {0} DROP PRIMARY KEY, ADD PRIMARY KEY (consumer, `key`(9))": "no valid unique key",
+        "RENAME TABLE {0} TO kept\nCREATE VIEW {0} AS SELECT * FROM kept": "is a view",
+    },
+    "sqlite": {
+        "CREATE TRIGGER drops BEFORE INSERT ON {0} BEGIN SELECT RAISE(IGNORE); END": "trigger drops",
+        "CREATE TRIGGER drops AFTER INSERT ON {0} BEGIN SELECT RAISE(IGNORE); END": "trigger drops",
+        "ALTER TABLE {0} RENAME TO kept\nCREATE VIEW {0} AS SELECT * FROM kept": "is a view",
+        "CREATE UNIQUE INDEX i ON {0} (consumer, key COLLATE NOCASE)": "text of key",
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("server", "script"),
+    [(name, each) for name, some in ELSEWHERE.items() for each in some],
+    indirect=["server"],
+)
+def test_other_databases(migrated: Database, script: str) -> None:
+    """The same, with what can be different there."""
+    engine, said = migrated.engine(), ELSEWHERE[migrated.name][script]
+    handle = handled(engine)
+    execute(engine, script.format("inbox_message"))
+    with pytest.raises((UnsafeDatabase, DBAPIError), match=None if "VIEW" in script else said):
+        handle("a")
+    assert effects(engine) == 0
+    with engine.connect() as connection:  # also where a rollback undoes nothing
+        assert connection.execute(select(MESSAGE)).all() == []
+    assert said in refused(inbox.check(engine))["table inbox_message"]
+
+
+def test_the_check_is_safe(migrated: Database) -> None:
+    """On ordinary tables everything is tried, and nothing stays."""
+    engine = migrated.engine()
+    for report in (inbox.check(engine), outbox.check(engine)):
+        assert (refused(report), report.is_complete) == ({}, True)
+    with engine.connect() as connection:
+        for table in TABLES.metadata.sorted_tables:
+            if table.name not in ("outbox_bucket", "inbox_outbox_version"):
+                assert connection.execute(select(func.count()).select_from(table)).scalar_one() == 0
+
+
+@on("postgresql", "mariadb")
+def test_the_check_waits_for_nobody(migrated: Database) -> None:
+    """It locks no live row: with all rows locked by others it ends, and finds the same."""
+    engine = migrated.engine()
+    with engine.begin() as connection:
+        Inbox("billing").accept_many(connection, ["a", "b"])
+        Outbox().publish(connection, "orders", "a")
+    # At a higher level, MariaDB would also lock the places of new rows.
+    with engine.execution_options(isolation_level="READ COMMITTED").begin() as connection:
+        for table in TABLES.metadata.sorted_tables:
+            connection.execute(select(table).with_for_update())
+        with limited(migrated) as other:
+            assert inbox.check(other, consumer="billing").is_complete
+            assert outbox.check(other).is_complete
+
+
+@contextmanager
+def limited(database: Database) -> Iterator[Engine]:
+    """An engine whose statements do not wait for locks."""
+    wait = "SET lock_timeout = 500" if database.name == "postgresql" else "SET innodb_lock_wait_timeout = 1"
+    engine = database.engine()
+
+    @event.listens_for(engine, "connect")
+    def limit(driver: Any, _: object) -> None:
+        with driver.cursor() as cursor:
+            cursor.execute(wait)
+        driver.commit()
+
+    yield engine
+
+
+def test_one_statement_after_the_take(postgres: Database) -> None:
+    """An engine's first message looks at the catalogue once, after its row; the next messages do not."""
+    engine = postgres.engine()
+    seen: list[str] = []
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def note(_: object, __: object, statement: str, *___: object) -> None:
+        seen.extend(word for word in ("INSERT INTO inbox_message", "pg_class") if word in statement)
+
+    for key in ("a", "b"):
+        with engine.begin() as connection:
+            assert Inbox("billing").accept(connection, key) is Verdict.NEW
+    assert seen == ["INSERT INTO inbox_message", "pg_class", "INSERT INTO inbox_message"]
+
+
+@pytest.mark.parametrize("way", ["search_path", "schema_translate_map", "schema"])
+def test_a_check_is_of_one_place(postgres: Database, way: str) -> None:
+    """That the tables of one schema are right says nothing of another one, to which the same engine leads."""
+    engine = postgres.engine()
+    with engine.begin() as connection:
+        version: Any = connection.dialect.server_version_info
+        if way == "search_path" and version < (18,):
+            pytest.skip("servers before PostgreSQL 18 do not tell their search path")
+        connection.exec_driver_sql("CREATE SCHEMA other")
+        tables("other").metadata.create_all(connection)
+        connection.exec_driver_sql("ALTER TABLE other.inbox_message SET UNLOGGED")
+    translate = {None: "other"} if way == "schema_translate_map" else {}
+    for schema, is_safe in (("public", True), ("other", False)):
+        options = {"schema_translate_map": translate} if translate and not is_safe else {}
+        box = Inbox("billing", schema=None if way != "schema" else schema)
+        with engine.execution_options(**options).connect() as connection:
+            if way == "search_path":
+                connection.exec_driver_sql(f"SET LOCAL search_path = {schema}")
+            if is_safe:
+                assert box.accept(connection, "a") is Verdict.NEW
+            else:
+                with pytest.raises(UnsafeDatabase):
+                    box.accept(connection, "a")
+                # A caller who commits nevertheless has not taken the key.
+                assert connection.execute(select(tables(schema).message)).all() == []
+            connection.commit()
+
+
+def test_a_check_is_believed_for_a_minute(postgres: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What somebody changes later is found, too; and once it is mended, the next message is taken."""
+    monkeypatch.setattr(memories, "BELIEVED", -1.0)
+    engine = postgres.engine()
+    handle = handled(engine)
+    assert handle("a").verdict is Verdict.NEW
+    lie(engine, "inbox_message", "unlogged")
+    with pytest.raises(UnsafeDatabase):
+        handle("b")
+    execute(engine, "ALTER TABLE inbox_message SET LOGGED")
+    assert handle("b").verdict is Verdict.NEW
+    assert effects(engine) == 2
+
+
+def test_a_relay_that_sees_only_some_rows(postgres: Database) -> None:
+    """A relay whose role sees a part of the messages would pass the others: it is refused, unless a policy
+    shows it everything."""
+    engine = postgres.engine()
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE ROLE reader NOINHERIT")
+        try:
+            connection.exec_driver_sql("GRANT ALL ON ALL TABLES IN SCHEMA public TO reader")
+            connection.exec_driver_sql("GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO reader")
+            connection.exec_driver_sql("ALTER TABLE outbox_message ENABLE ROW LEVEL SECURITY")
+            connection.exec_driver_sql("SET LOCAL ROLE reader")
+            with pytest.raises(outbox.errors.UnsafeDatabase, match="outbox_message: row-level policies"):
+                check_relays(connection, TABLES.outbox)
+            connection.exec_driver_sql("RESET ROLE")
+            connection.exec_driver_sql("CREATE POLICY p ON outbox_message TO reader USING (true)")
+            connection.exec_driver_sql("SET LOCAL ROLE reader")
+            check_relays(connection, TABLES.outbox)
+        finally:
+            connection.rollback()
+
+
+def test_a_pool_of_one_connection(sqlite: Database) -> None:
+    """What needs two connections is not tried, and the report says so."""
+    report = inbox.check(sqlite.engine(poolclass=StaticPool))
+    assert [str(each) for each in report.findings if each.result == "not tried"] == [
+        "a key in two transactions: not tried: the pool has no second connection"
+    ]
