@@ -77,8 +77,8 @@ class Transaction:
         try:
             self._transaction: RootTransaction | SessionTransaction = handle.begin()
             self.connection = self._connection(handle)
-            self._database = database_of(self.connection)
-            before = self._database.reported(self.connection)
+            self._state = database_of(self.connection).state(self.connection)
+            before = self._state.reported()
             try:
                 self.verdict, stored = accept(
                     self.connection,
@@ -96,10 +96,10 @@ class Transaction:
             OWN.mark(error)
             raise
         if self.verdict is Verdict.NEW:
-            after = self._database.reported(self.connection)
+            after = self._state.reported()
             if after != before:  # equal if there is no mark, or a pooler hides it, or it is an outer one's
                 self._mark = after
-            ending.watch(handle, self.connection, self._transaction, self._mark)
+            ending.watch(handle, self.connection, self._transaction, self._state, self._mark)
             self._is_watched = True
             return
         self._events.append(OF_VERDICT[self.verdict])
@@ -135,7 +135,7 @@ class Transaction:
             self._store_result()
         self.leave()  # SQLAlchemy sends statements of its own for a two-phase COMMIT
         # Before the COMMIT: if another connection breaks meanwhile, this one may be lost.
-        place = place_of(self.connection, self.key)
+        place = self._place()
         try:
             self._handle.commit()
         except DBAPIError as error:
@@ -144,13 +144,19 @@ class Transaction:
                 raise
             with OWN:
                 self._resolve(error)
-            place = place_of(self.connection, self.key)
+            place = self._place()
             self._events.append(EventKind.COMMIT_RESOLVED)
         if self.verdict is Verdict.NEW:
             self._events.append(EventKind.TAKEN)
-            # A session on the caller's connection may be in a transaction that the caller rolls back later.
-            if self._terms.memory is not None and isinstance(self.bind, Engine):
+            if self._terms.memory is not None and place is not None:
                 self._remember(self._terms.memory, place)
+
+    def _place(self) -> Hashable | None:
+        """Where to remember the message, if at all: a session on the caller's connection may be in a
+        transaction that the caller rolls back later."""
+        if self._terms.memory is None or not isinstance(self.bind, Engine):
+            return None
+        return place_of(self.connection, self.key)
 
     def _remember(self, memory: Memory, place: Hashable) -> None:
         """Called after the commit."""
@@ -192,20 +198,18 @@ class Transaction:
             raise TransactionAborted("the body swallowed an error that had ended the transaction")
 
     def _check_whole(self) -> None:
-        database, is_new = self._database, self.verdict is Verdict.NEW
-        if is_new and database.is_ended(self.connection, self._mark):
+        state, is_new = self._state, self.verdict is Verdict.NEW
+        if is_new and state.is_ended(self._mark):
             raise TransactionEnded("the body ended the transaction with SQL of its own or through the driver")
         root = self._transaction
-        if database.is_aborted(self.connection) or (
-            isinstance(root, SessionTransaction) and is_aborted(root, self.connection)
-        ):
+        if state.is_aborted() or (isinstance(root, SessionTransaction) and is_aborted(root, self.connection)):
             raise TransactionAborted(
                 "the body swallowed a database error that had aborted the transaction: nothing was written"
             )
         if is_new and self._mark is None:
             ending.check_same(self.connection)
             with OWN:
-                is_there = database.is_there(self.connection, self._attempt)
+                is_there = database_of(self.connection).is_there(self.connection, self._attempt)
             if not is_there:
                 raise TransactionAborted(
                     "the body swallowed a database error that had undone the transaction: nothing was written"

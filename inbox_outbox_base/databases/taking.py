@@ -86,6 +86,28 @@ pooled = Connection.connection.fget  # type: ignore[attr-defined]
 """The connection's place in the pool, without the check around what a body does with it."""
 
 
+class State:
+    """What the driver knows about a transaction, without a statement."""
+
+    def __init__(self, database: "Taking", connection: Connection) -> None:
+        self._database = database
+        self._connection = connection
+
+    def reported(self) -> object:
+        """What the server last reported of a setting that marks a transaction. It is a mark if it differs
+        after `take` from what it was before."""
+        return None
+
+    def is_ended(self, mark: object = None) -> bool:
+        """Whether the transaction is over already. Another one may be open: it does not have the mark, if
+        there is one."""
+        return self._database.is_ended(self._connection)
+
+    def is_aborted(self) -> bool:
+        """Whether COMMIT would silently keep nothing, or only a part."""
+        return self._database.is_aborted(self._connection)
+
+
 class Taking(ABC):
     """One subclass for each database; this class holds the portable defaults."""
 
@@ -154,15 +176,13 @@ class Taking(ABC):
     def risks(self, connection: Connection) -> list[str]:
         """Settings, with their values, that let the database lose committed data in a crash."""
 
-    def reported(self, connection: Connection) -> object:
-        """What the server last reported of a setting that marks a transaction, and that the driver knows
-        without a statement. It is a mark if it differs after `take` from what it was before."""
-        return None
+    def state(self, connection: Connection) -> "State":
+        """What the driver knows about the transaction on this connection."""
+        return State(self, connection)
 
     @abstractmethod
-    def is_ended(self, connection: Connection, mark: object = None) -> bool:
-        """Whether the transaction on this connection is over already. With a mark, another transaction, which
-        does not have it, may be open; without one, only an open transaction is a proof."""
+    def is_ended(self, connection: Connection) -> bool:
+        """Whether the transaction on this connection is over already."""
 
     def may_have_written(self, connection: Connection) -> bool:
         """Whether the transaction on this connection may have changed something; True if nobody can tell."""

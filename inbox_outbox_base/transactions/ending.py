@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session, SessionTransaction
 from sqlalchemy.schema import ExecutableDDLElement
 
 from inbox_outbox_base.databases.registry import database_of
-from inbox_outbox_base.databases.taking import Taking, pooled
+from inbox_outbox_base.databases.taking import State, pooled
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import TransactionEnded
 
@@ -49,7 +49,7 @@ _CANNOT_END = re.compile(
 class _Guard:
     """Tells the transaction that a connection must be in from every other one."""
 
-    database: Taking
+    state: State
     mark: object
     outer: "_Guard | None"
     """A transaction on a caller's connection can be inside another one of ours."""
@@ -58,7 +58,7 @@ class _Guard:
     def check(self, connection: Connection, statement: Any) -> None:
         """Called before each statement."""
         try:
-            if self.database.is_ended(connection, self.mark):
+            if self.state.is_ended(self.mark):
                 raise TransactionEnded(_ENDED)
         except (ResourceClosedError, PendingRollbackError):
             return  # closed or invalidated: the statement itself raises that
@@ -90,6 +90,7 @@ def watch(
     handle: Connection | Session,
     connection: Connection,
     transaction: RootTransaction | SessionTransaction,
+    state: State | None = None,
     mark: object = None,
 ) -> None:
     """This transaction of the handle has written something on this connection, and must stay open until
@@ -97,7 +98,8 @@ def watch(
     # A listener for SQLAlchemy's events would cost each transaction 40 microseconds, a fifth of our time.
     layers.put_on(connection, _watched)
     outer = getattr(connection, _GUARD, None)
-    setattr(connection, _GUARD, _Guard(database_of(connection), mark, outer))
+    state = state or database_of(connection).state(connection)
+    setattr(connection, _GUARD, _Guard(state, mark, outer))
     if isinstance(handle, Session):
         if not _listening:
             event.listen(Session, "after_begin", _begun)
@@ -151,7 +153,7 @@ def _watched(kind: Any) -> Any:
         @property
         def connection(self) -> Any:
             guard: _Guard = getattr(self, _GUARD)
-            if self.in_transaction() and not guard.database.is_ended(self):
+            if self.in_transaction() and not guard.state.is_ended():
                 guard.set_savepoint(self)
             return pooled(self)
 

@@ -25,6 +25,6 @@ def take_off(connection: Connection, layer: Layer) -> None:
 
 
 def _without(kind: Any, layer: Layer) -> Any:
-    if "layer" not in vars(kind):
+    if "layer" not in kind.__dict__:
         return kind
     return kind.under if kind.layer is layer else kind.layer(_without(kind.under, layer))

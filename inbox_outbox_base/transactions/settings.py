@@ -5,19 +5,22 @@ from sqlalchemy import Connection
 from inbox_outbox_base.databases.registry import database_of
 from inbox_outbox_base.errors.inbox import UnusableConnection
 
-_CHECKED = "inbox: our values pass through this connection undamaged"
+from . import interrupted
+
+CHECKED = "inbox: our values pass through this connection undamaged"
 
 
 def check(connection: Connection, error: type[Exception] = UnusableConnection) -> None:
-    """Check it once, and send nothing.
+    """Check it once, and send nothing. From then on it is discarded if its driver is interrupted.
 
     Raises:
         UnusableConnection: the setting, its value, and what was expected.
     """
     info = connection.info  # of the driver's connection, for as long as that lasts
-    if _CHECKED in info:
+    if CHECKED in info:
         return
+    interrupted.watch(connection.dialect)
     refused = database_of(connection).unusable_setting(connection.connection.driver_connection)
     if refused is not None:
         raise error(refused)
-    info[_CHECKED] = True
+    info[CHECKED] = True

@@ -239,7 +239,7 @@ class MySQLTaking(Taking):
         found = [] if flush in _FLUSHED else [f"innodb_flush_log_at_trx_commit={flush}"]
         return [*found, f"sync_binlog={binlog}"] if has_binlog and binlog != 1 else found
 
-    def is_ended(self, connection: Connection, mark: object = None) -> bool:
+    def is_ended(self, connection: Connection) -> bool:
         driver = _driver(connection)
         if connection.dialect.is_async:
             # asyncmy's connection keeps the last non-zero status, and after COMMIT the status is zero.

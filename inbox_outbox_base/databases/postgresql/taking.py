@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 from sqlalchemy import Connection, select, text
 from sqlalchemy.exc import DBAPIError
 
-from inbox_outbox_base.databases.taking import Attempt, KeyBatch, KeyRow, Stored, Taking, pooled
+from inbox_outbox_base.databases.taking import Attempt, KeyBatch, KeyRow, State, Stored, Taking, pooled
 from inbox_outbox_base.databases.taking_statements import Aging
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import UnsupportedDatabase
@@ -177,26 +177,41 @@ class PostgreSQLTaking(Taking):
         return int(driver.pgconn.socket)
 
     def is_aborted(self, connection: Connection) -> bool:
-        return _driver(connection).pgconn.transaction_status == _INERROR  # type: ignore[no-any-return]
+        return self.state(connection).is_aborted()
 
-    def reported(self, connection: Connection) -> object:
-        return _driver(connection).pgconn.parameter_status(REPORTED)
+    def state(self, connection: Connection) -> State:
+        return _ServerState(_driver(connection).pgconn)
 
     def place(self, connection: Connection) -> Hashable:
         # Servers from PostgreSQL 18 on tell their clients each change of the search path.
         server = _driver(connection).pgconn
         return server.db, server.parameter_status(b"search_path")
 
-    def is_ended(self, connection: Connection, mark: object = None) -> bool:
-        server = _driver(connection).pgconn
-        status = server.transaction_status
-        if status == _IDLE:
-            return True
-        # An error that aborts the transaction ends its settings, but not the transaction.
-        return mark is not None and status != _INERROR and server.parameter_status(REPORTED) != mark
+    def is_ended(self, connection: Connection) -> bool:
+        return self.state(connection).is_ended()
 
     def may_have_written(self, connection: Connection) -> bool:
         return not self.is_ended(connection) and bool(connection.execute(_HAS_WRITTEN).scalar_one())
+
+
+class _ServerState(State):
+    """From libpq, which keeps what the server has reported last."""
+
+    def __init__(self, server: Any) -> None:
+        self._server = server
+
+    def reported(self) -> object:
+        return self._server.parameter_status(REPORTED)
+
+    def is_ended(self, mark: object = None) -> bool:
+        status = self._server.transaction_status
+        if status == _IDLE:
+            return True
+        # An error that aborts the transaction ends its settings, but not the transaction.
+        return mark is not None and status != _INERROR and self._server.parameter_status(REPORTED) != mark
+
+    def is_aborted(self) -> bool:
+        return bool(self._server.transaction_status == _INERROR)
 
 
 class _Stretch(NamedTuple):

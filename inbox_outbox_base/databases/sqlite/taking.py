@@ -112,7 +112,7 @@ class SQLiteTaking(Taking):
         is_file = any(file for *_, file in connection.exec_driver_sql("PRAGMA database_list"))
         return [f"synchronous={_LEVELS[level]}"] if is_file and level < len(_LEVELS) else []
 
-    def is_ended(self, connection: Connection, mark: object = None) -> bool:
+    def is_ended(self, connection: Connection) -> bool:
         return not _driver(connection).in_transaction
 
 
