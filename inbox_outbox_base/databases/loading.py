@@ -46,6 +46,10 @@ class Loading(ABC):
     temporary: Mapping[str, Any] = {}
     """Options of a temporary table."""
 
+    locks_to_see = False
+    """Whether `take` names rows that a plain SELECT of the same transaction may not see: at REPEATABLE READ,
+    only a locking one reads what others have committed since the transaction began."""
+
     def isolation_level(self, wanted: str | None) -> str:
         """The isolation level to use if the options ask for this one."""
         return wanted or self.isolation

@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, Select, and_, select, update
 from sqlalchemy.sql.elements import ColumnElement
 
+from inbox_outbox_base.databases.loading import Loading
 from inbox_outbox_base.errors.inbox import TransactionEnded
 from inbox_outbox_base.tables.inbox import Tables, utcnow
 
@@ -97,11 +98,16 @@ def entries(
     }
 
 
-def parts(connection: Connection, tables: Tables, entry: LedgerEntry, ids: Iterable[int]) -> dict[int, int]:
+def parts(
+    connection: Connection, database: Loading, tables: Tables, entry: LedgerEntry, ids: Iterable[int]
+) -> dict[int, int]:
     """The partitions of these loads, by their ids, as far as they belong to the entry's batch and work."""
     c = tables.ledger.c
     its = [c[name] == getattr(entry, name) for name in ("consumer", "run", "batch", "work")]
-    rows = by_id(connection, tables, ids, select(c.id, c.part).where(*its))
+    query = select(c.id, c.part).where(*its)
+    if database.locks_to_see:
+        query = query.with_for_update(read=True)
+    rows = by_id(connection, tables, ids, query)
     return {row.id: row.part for row in rows}
 
 

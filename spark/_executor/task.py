@@ -287,7 +287,7 @@ class _Taking:
         job, or an earlier attempt at this partition took them (without a ledger, only the keys show that)."""
         claim = self._claim
         loads = [owner for owner in others if isinstance(owner, int)]
-        parts = ledger.parts(self._connection, claim.tables, self._entry, loads)
+        parts = ledger.parts(self._connection, self._database, claim.tables, self._entry, loads)
         own = earlier = 0
         for owner, keys in others.items():
             if isinstance(owner, int):

@@ -57,6 +57,7 @@ class MySQLLoading(Loading):
     # 1586 is the same error with the key's name.
     taken = frozenset({1062, 1586})
     temporary = MappingProxyType({"mysql_engine": "InnoDB", "mariadb_engine": "InnoDB"})
+    locks_to_see = True
 
     def __init__(self) -> None:
         self._loads = False
