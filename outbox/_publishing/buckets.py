@@ -19,8 +19,9 @@ from outbox.schema import OutboxTables
 from .missing import raise_clearer
 from .safety import check_published
 
-NUMBERS = range(-(2**31), 2**31)
-"""The numbers that a bucket can have."""
+NUMBERS = range(-(2**31) + 1, 2**31)
+"""The numbers that a bucket can have. The least integer is none: written into a statement by the client, its
+sign is applied after a cast to integer."""
 
 _log = logging.getLogger("outbox.publish")
 _RANDOM_BITS = 21

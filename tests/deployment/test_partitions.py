@@ -11,6 +11,7 @@ import outbox
 from inbox import Inbox, SqlStore, StatusInbox, Verdict
 from inbox.schema import tables
 from outbox import Message, Outbox, Relay
+from outbox.errors import InvalidOption
 from tests.support.database import Database
 from tests.support.on_servers import on
 from tests.support.outbox_publishers import Recorder
@@ -160,8 +161,8 @@ def handle_and_relay(engine: Engine) -> None:
 
 @pytest.mark.parametrize("name", ["tenant", "none", "select", "a:b\"c'd"])
 def test_a_map_of_schemas(postgres: Database, name: str) -> None:
-    """A partitioned table to which only the connection's map of schemas leads is purged and relayed like
-    others: what it is, is asked where the statements go."""
+    """A partitioned table to which only the connection's map of schemas leads is purged like others: what it
+    is, is asked where the statements go. A relay is given the schema."""
     plain = postgres.engine()
     with plain.begin() as connection:
         connection.execute(CreateSchema(name))
@@ -178,6 +179,8 @@ def test_a_map_of_schemas(postgres: Database, name: str) -> None:
     assert inbox.purge(engine, batch=7).rows == len(KEYS[::2])
     with engine.connect() as connection:
         assert set(connection.scalars(select(MESSAGE.c.key))) == set(KEYS[1::2])
-    assert Relay(engine, Recorder()).run_once() == len(KEYS)
+    with pytest.raises(InvalidOption, match="schema_translate_map"):
+        Relay(engine, Recorder())
+    assert Relay(plain, Recorder(), schema=name).run_once() == len(KEYS)
     for report in (inbox.check(engine), outbox.check(engine), inbox.check(plain, schema=name)):
         assert (report.is_safe, report.is_complete) == (True, True)

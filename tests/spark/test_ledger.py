@@ -23,7 +23,6 @@ from spark.errors import InvalidRow, SparkWriterError
 from tests.support.database import Database
 from tests.support.on_servers import each_on, on
 from tests.support.spark.writes import (
-    CONSUMER,
     RESULT,
     SCHEMA,
     attempt,
@@ -373,9 +372,10 @@ def test_the_consumer_s_policy(postgres: Database) -> None:
     """A writer stores its consumer's policy, with mode exactly-once, and rejects a consumer of status
     mode."""
     engine = make_result(postgres)
-    write(postgres, [batch(("a", 1))])
+    own = "policy"  # of no other test, whose policies this process may remember
+    write(postgres, [batch(("a", 1))], consumer=own)
     stored = [(each.policy.consumer, each.policy.mode) for each in inbox.status(engine) if each.policy]
-    assert stored == [(CONSUMER, "exactly-once")]
-    inbox.set_policy(engine, CONSUMER, mode="status")
+    assert stored == [(own, "exactly-once")]
+    inbox.set_policy(engine, own, mode="status")
     with pytest.raises(PolicyConflict, match="has mode exactly-once, but inbox_consumer says status"):
-        write(postgres, [batch(("b", 1))])
+        write(postgres, [batch(("b", 1))], consumer=own)
