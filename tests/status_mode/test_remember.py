@@ -61,9 +61,11 @@ def test_nothing_is_remembered_after_a_break(store: Store, asked: Asked) -> None
     """After a connection has broken, or if Redis has forgotten its scripts, the store may have lost records:
     it is asked again."""
     inbox = status_inbox(store, remember=10, on_refusal="return")
+    with inbox.claim("first"):  # a new Redis does not know the scripts either
+        pass
     for _ in range(3):
         deliver(inbox)
-    assert asked.times == 1
+    assert asked.times == 2
     if isinstance(store, SqlStore):
         store.engine.connect().invalidate()
     else:
@@ -71,7 +73,7 @@ def test_nothing_is_remembered_after_a_break(store: Store, asked: Asked) -> None
     with inbox.claim("another"):
         pass
     assert deliver(inbox).verdict is Verdict.DUPLICATE
-    assert asked.times == 3
+    assert asked.times == 4
 
 
 @on("sqlite", fixture="place")
