@@ -20,7 +20,7 @@ from inbox_outbox_base.databases.taking import Attempt, KeyBatch, Stored, Taking
 from inbox_outbox_base.databases.taking_statements import Aging
 from inbox_outbox_base.errors.inbox import TablesMissing
 from inbox_outbox_base.tables.inbox import Tables, tables
-from inbox_outbox_base.transactions.trying import NotTried, Trials, is_refused, usable
+from inbox_outbox_base.transactions.trying import NotTried, Trials, refused_of, usable
 from inbox_outbox_base.words.findings import CheckReport, Finding
 from inbox_outbox_base.words.incoming import Verdict
 
@@ -88,15 +88,8 @@ class _InboxProbes:
                 "a lease is taken over": self._taken_over,
             },
         }
-        is_read_only = self.trials.is_read_only()
         for table in (each for each in by_table if each in there):
-            for what, probe in by_table[table].items():
-                if is_refused(findings, table):
-                    findings.append(Finding(what, "not tried", f"table {table.name} is refused"))
-                elif is_read_only:
-                    findings.append(Finding(what, "not tried", "the server is read-only"))
-                else:
-                    findings.append(self.trials.run(what, probe))
+            findings += self.trials.run_all(by_table[table], refused_of(findings, [table]))
         return findings
 
     def _hidden(self, there: list[Table]) -> list[Finding]:

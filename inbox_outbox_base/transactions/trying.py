@@ -1,6 +1,6 @@
 """Tries parts of the contract on the real tables, each in a transaction that is rolled back."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -73,6 +73,19 @@ class Trials:
             return Finding(what, "refused", str(error))
         return Finding(what, "refused", wrong) if wrong else Finding(what, "right")
 
+    def run_all(
+        self, probes: Mapping[str, Callable[[], str | None]], refused: Sequence[str]
+    ) -> Iterator[Finding]:
+        """Try these parts; none of them if tables that they need are refused, or nothing can be written."""
+        is_read_only = self.is_read_only()
+        for what, probe in probes.items():
+            if refused:
+                yield Finding(what, "not tried", f"table {', '.join(refused)} is refused")
+            elif is_read_only:
+                yield Finding(what, "not tried", "the server is read-only")
+            else:
+                yield self.run(what, probe)
+
     def _failed(self, what: str, error: DBAPIError) -> Finding:
         why = reason(error)
         if codes.is_denied(error):
@@ -130,6 +143,7 @@ def usable(engine: object, error: type[InvalidOption] = InvalidOption) -> Engine
     return engine
 
 
-def is_refused(findings: Sequence[Finding], table: Table) -> bool:
-    """Whether the catalogue alone says that nothing should be tried on this table."""
-    return any(each.what == f"table {table.name}" and each.result == "refused" for each in findings)
+def refused_of(findings: Sequence[Finding], tables: Sequence[Table]) -> list[str]:
+    """The names of those tables on which, as the catalogue alone says, nothing should be tried."""
+    refused = {each.what for each in findings if each.result == "refused"}
+    return [each.name for each in tables if f"table {each.name}" in refused]

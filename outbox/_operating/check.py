@@ -12,7 +12,7 @@ from inbox_outbox_base.databases.missing import missing_table
 from inbox_outbox_base.databases.registry import checking, relaying
 from inbox_outbox_base.databases.relaying import Relaying
 from inbox_outbox_base.errors.outbox import InvalidOption, TablesMissing, UnsafeSequence
-from inbox_outbox_base.transactions.trying import Trials, is_refused, usable
+from inbox_outbox_base.transactions.trying import Trials, refused_of, usable
 from inbox_outbox_base.words.findings import CheckReport, Finding
 from inbox_outbox_base.words.outgoing import Message
 from outbox._publishing.outbox import Outbox
@@ -69,15 +69,7 @@ class _OutboxProbes:
             "one of two messages has left": self._left,
             "a relay's lease is taken over": self._taken_over,
         }
-        is_read_only = self.trials.is_read_only()
-        unsafe = [each.name for each in every(self.tables) if is_refused(findings, each)]
-        for what, probe in probes.items():
-            if unsafe:
-                findings.append(Finding(what, "not tried", f"table {', '.join(unsafe)} is refused"))
-            elif is_read_only:
-                findings.append(Finding(what, "not tried", "the server is read-only"))
-            else:
-                findings.append(self.trials.run(what, probe))
+        findings += self.trials.run_all(probes, refused_of(findings, every(self.tables)))
         return findings
 
     def _hidden(self) -> list[Finding]:
