@@ -259,25 +259,22 @@ def _relay(metadata: MetaData) -> Table:
 
 def _pause(metadata: MetaData) -> Table:
     """Topics that an operator has paused; '*' is all of them."""
-    return Table(
-        "outbox_pause",
-        metadata,
-        Column("topic", Bytewise(LONGEST_TOPIC), nullable=False),
-        Column("paused_at", UtcDateTime, nullable=False, server_default=utcnow()),
-        PrimaryKeyConstraint("topic", name="outbox_pause_pkey"),
-        **options(),
-    )
+    return _by_topic(metadata, "outbox_pause", "paused_at")
 
 
 def _gone(metadata: MetaData) -> Table:
     """By topic, when messages last left without a record: an operator has deleted them, or ('*': of any
     topic) a relay has sent them that keeps no records. The audit cannot count them."""
+    return _by_topic(metadata, "outbox_gone", "gone_at")
+
+
+def _by_topic(metadata: MetaData, name: str, time: str) -> Table:
     return Table(
-        "outbox_gone",
+        name,
         metadata,
         Column("topic", Bytewise(LONGEST_TOPIC), nullable=False),
-        Column("gone_at", UtcDateTime, nullable=False, server_default=utcnow()),
-        PrimaryKeyConstraint("topic", name="outbox_gone_pkey"),
+        Column(time, UtcDateTime, nullable=False, server_default=utcnow()),
+        PrimaryKeyConstraint("topic", name=f"{name}_pkey"),
         **options(),
     )
 
