@@ -217,10 +217,12 @@ class SqlStore(Store):
         """Claim on a connection where each statement commits; None: try again."""
         # First, because each statement commits: nothing may be claimed in a table that cannot keep a promise,
         # or under a conflicting policy.
-        if not safety.is_checked(connection, self.tables.status):
-            safety.check(connection, [self.tables.status])
-        if request.policy is not None and not request.policy.is_seen(connection):
-            request.policy.agree(connection, is_new=True)
+        policy = request.policy
+        if policy is None or not policy.is_seen(connection):
+            if not safety.is_checked(connection, self.tables.status):
+                safety.check(connection, [self.tables.status])
+            if policy is not None:
+                policy.agree(connection, is_new=True)
         answer = self._claiming.add_or_look(connection, self.tables, rows.new(request))
         if answer is None:  # purged in between
             return None
