@@ -25,7 +25,7 @@ _CALLS = ("do_", "fetch")
 
 
 def watch(dialect: Dialect) -> None:
-    """Discard interrupted connections of this dialect's engine, whoever uses them."""
+    """From now on, discard each interrupted connection of this dialect's engine."""
     if not hasattr(dialect, _WATCHED):
         setattr(dialect, _WATCHED, True)
         if taking(dialect.name).has_server:  # without one, no answer is on its way

@@ -11,7 +11,7 @@ from inbox_outbox_base.databases.registry import database_of
 T = TypeVar("T")
 
 BELIEVED = 60.0
-"""Seconds for which a value is believed: somebody else may change it, or drop its table and make it anew."""
+"""After so many seconds a value is read again: somebody may have changed it, or made its table anew."""
 
 
 class Memories(Generic[T]):
