@@ -12,11 +12,20 @@ from sqlalchemy import Connection, Insert, Select, Table, event
 
 from inbox_outbox_base.databases import relaying_statements
 from inbox_outbox_base.databases.letter import Letter, read
-from inbox_outbox_base.databases.relaying import PREPARED, Relaying, Scan, ScanResult, Writers, waits
+from inbox_outbox_base.databases.relaying import (
+    PREPARED,
+    Relaying,
+    Scan,
+    ScanResult,
+    Writers,
+    completed,
+    waits,
+)
 from inbox_outbox_base.errors.outbox import UnsafeSequence
 
 from . import numbers
 from . import relaying_statements as own
+from .as_text import execute
 
 _MANY, _MOST = 10, 5_000
 """The least and the most messages that one statement inserts together."""
@@ -29,10 +38,11 @@ class PostgreSQLRelaying(Relaying):
     tells_writers = True
 
     def add(self, connection: Connection, rows: list[dict[str, Any]]) -> None:
+        names = relaying_statements.columns(rows)
         if len(rows) < _MANY:
-            super().add(connection, rows)
+            execute(connection, relaying_statements.add(self.tables, names), completed(rows, names))
         else:
-            names = tuple(name for name in relaying_statements.columns(rows) if name != "payload")
+            names = tuple(name for name in names if name != "payload")
             for start in range(0, len(rows), _MOST):
                 pieces = _in_pieces(rows[start : start + _MOST], names)
                 connection.execute(own.add_many(self.tables, names), pieces)

@@ -22,6 +22,7 @@ from inbox_outbox_base.errors.inbox import UnsupportedDatabase
 from inbox_outbox_base.tables.inbox import Tables
 
 from . import settings
+from .as_text import execute
 from .numbers import size
 from .taking_statements import (
     MARK,
@@ -62,7 +63,7 @@ class PostgreSQLTaking(Taking):
     """Advisory locks distinguish "in flight" from "taken"; a savepoint limits the wait."""
 
     def take(self, connection: Connection, attempt: Attempt, wait: float) -> Literal[True] | Stored | None:
-        added = connection.execute(add_at_once(attempt.tables, marks=attempt.marks), attempt.row())
+        added = execute(connection, add_at_once(attempt.tables, marks=attempt.marks), attempt.row())
         if added.rowcount == 1:
             return True
         stored = self.find(connection, attempt)
