@@ -18,6 +18,10 @@ class Checking(ABC):
         statements on this connection lead; one that does not exist has no finding, or is the database's
         error."""
 
+    def session(self, connection: Connection) -> list[Finding]:
+        """Settings of the session under which a promise cannot be kept, and which drivers do not know."""
+        return []
+
     def said(self, connection: Connection) -> list[Finding]:
         """What somebody should know about the server before relays and publishers begin."""
         return []

@@ -16,6 +16,7 @@ from sqlalchemy import (
     delete,
     func,
     insert,
+    literal_column,
     select,
     update,
 )
@@ -67,7 +68,9 @@ def find_many(tables: Tables) -> Select[Any]:
     """Which of some keys exist, with the claims that wrote them and their digests."""
     c = tables.message.c
     keys: BindParameter[Any] = bindparam("keys", expanding=True)
-    return select(c.key, c.claim, c.digest).where(c.consumer == bindparam("consumer_"), c.key.in_(keys))
+    found = select(c.key, c.claim, c.digest).where(c.consumer == bindparam("consumer_"), c.key.in_(keys))
+    # No batch has so many keys; but a limit overrules MySQL's sql_select_limit.
+    return found.limit(literal_column("1000000"))
 
 
 @cache

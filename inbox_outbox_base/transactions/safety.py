@@ -46,7 +46,7 @@ def check(
     database = checking(connection.dialect.name)
     try:
         with database_of(connection).protected(connection):
-            refuse(database.look(connection, tables), error)
+            refuse([*database.session(connection), *database.look(connection, tables)], error)
     except DBAPIError as failure:
         if codes.is_transient(failure) or codes.breaks_connection(failure):
             raise

@@ -119,10 +119,11 @@ class Trials:
         return findings
 
     def settings(self) -> list[Finding]:
-        """What the server's settings may lose or change."""
+        """What the settings of the server and of its sessions may lose or change."""
         with self.rolled_back() as connection:
             risks = taking(self.engine.dialect.name).risks(connection)
-            found = checking(self.engine.dialect.name).said(connection)
+            database = checking(self.engine.dialect.name)
+            found = [*database.session(connection), *database.said(connection)]
         crash = f"a crash can lose messages that were acknowledged: {', '.join(risks)}"
         return [*found, Finding("settings", "said", crash)] if risks else found
 

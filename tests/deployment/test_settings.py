@@ -16,9 +16,12 @@ from pymysql.converters import conversions
 from sqlalchemy import Column, Engine, Integer, MetaData, Table, create_engine, event, insert, text
 
 from inbox import Inbox, SqlStore, StatusInbox, Verdict
-from inbox.errors import UnusableConnection
+from inbox import check as check_inbox
+from inbox.errors import UnsafeDatabase, UnusableConnection
 from inbox.schema import metadata
 from outbox import Accepted, Envelope, Outbox, Outcome, Refused, Relay, peek
+from outbox import check as check_outbox
+from outbox.errors import UnsafeDatabase as OutboxUnsafeDatabase
 from outbox.errors import UnusableConnection as OutboxUnusableConnection
 from tests.support.database import Database
 from tests.support.on_servers import on
@@ -245,6 +248,26 @@ def test_what_is_refused_on_mariadb(migrated: Database) -> None:
         engine = migrated.engine(connect_args={"conv": {**conversions, kind: convert}})
         is_refused(engine, f"conv: it must read type {kind}")
         engine.dispose()
+
+
+@pytest.mark.parametrize("setting", ["sql_select_limit=2", "sql_safe_updates=1", "timestamp=1000000000"])
+@on("mysql", "mariadb")
+def test_what_the_check_refuses(migrated: Database, setting: str) -> None:
+    """Settings that only the server knows are refused with the first message, and nothing is written."""
+    engine = migrated.engine(connect_args={"init_command": f"SET SESSION {setting}"})
+    name = setting.partition("=")[0]
+    with pytest.raises(UnsafeDatabase, match=f"session: {name}"), engine.begin() as connection:
+        INBOX.accept_many(connection, ["a", "b", "c"])
+    status = StatusInbox("orders", store=SqlStore(engine))
+    with pytest.raises(UnsafeDatabase, match=f"session: {name}"), status.claim("a"):
+        pass
+    with pytest.raises(OutboxUnsafeDatabase, match=f"session: {name}"):
+        Relay(engine, Recorder()).run()
+    with pytest.raises(OutboxUnsafeDatabase, match=f"session: {name}"), engine.begin() as connection:
+        Outbox().publish(connection, topic="orders", payload="a")
+    for report in (check_inbox(engine), check_outbox(engine)):
+        assert "session" in {each.what for each in report.findings if each.result == "refused"}
+    engine.dispose()
 
 
 def test_what_is_refused_on_sqlite(sqlite: Database) -> None:

@@ -46,6 +46,14 @@ _CATALOGUE = text("""
     WHERE table_schema = coalesce(:schema, database()) AND table_name IN :tables
       AND partition_method IS NOT NULL
 """).bindparams(bindparam("tables", expanding=True))
+_SESSION = text("""
+    SELECT @@sql_select_limit AS sql_select_limit, @@sql_safe_updates AS sql_safe_updates,
+           timestampdiff(SECOND, now(), sysdate()) AS behind
+""")
+_UNLIMITED = 2**32 - 1
+"""The least `sql_select_limit` that is none."""
+_OWN_TIME = 3_600
+"""From so many seconds on, `now()` differs from the server's clock because the session has set its time."""
 _GALERA = text("SHOW VARIABLES LIKE 'wsrep_on'")
 _IS_READ_ONLY = text("SELECT @@global.read_only")
 _TABLES = {"BASE TABLE", "SYSTEM VERSIONED"}
@@ -69,6 +77,17 @@ class MySQLChecking(Checking):
                 *_prunes(by_table[table.name], is_mariadb=is_mariadb),
             )
         ]
+
+    def session(self, connection: Connection) -> list[Finding]:
+        found = connection.execute(_SESSION).one()
+        wrong = {
+            "sql_select_limit": f"={found.sql_select_limit} hides rows"
+            * (found.sql_select_limit < _UNLIMITED),
+            "sql_safe_updates": "=1 forbids statements of ours" * found.sql_safe_updates,
+            "timestamp": " is set, so times are wrong" * (abs(found.behind) >= _OWN_TIME),
+        }
+        to_do = "take it out of init_command, or of the server's configuration"
+        return [Finding("session", "refused", f"{name}{why}; {to_do}") for name, why in wrong.items() if why]
 
     def said(self, connection: Connection) -> list[Finding]:
         if ("wsrep_on", "ON") not in {tuple(row) for row in connection.execute(_GALERA)}:
