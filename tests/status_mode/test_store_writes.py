@@ -5,9 +5,12 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy import select, update
 
-from inbox import Status, Verdict
+from inbox import SqlStore, Status, Verdict
 from inbox._status_mode.stores import HeldRecord, Store
+from inbox.schema import tables
+from tests.support.database import Database
 from tests.support.on_servers import each_on
 from tests.support.status_mode.stores import (
     CONSUMER,
@@ -139,6 +142,22 @@ def test_only_the_newest_token_writes(store: Store) -> None:
         assert not store.delete(token, list(Status))
     assert stored(store) == before
     assert store.write(held(second), change(lease=LEASE))
+
+
+def test_a_claim_that_a_failover_lost(postgres: Database) -> None:
+    """Its token is not drawn again: on the server that has lost the claim, the next one gets another."""
+    store, status = SqlStore(engine := postgres.engine()), tables().status
+    end(store, store.claim(request()), Status.FAILED)
+    with engine.begin() as connection:  # as after the clock has gone back
+        connection.execute(update(status).values(token=status.c.token + 10**12))
+        saved = connection.execute(select(status)).mappings().one()
+    lost = store.claim(request())
+    with engine.begin() as connection:
+        connection.execute(update(status).values(**saved))
+    successor = store.claim(request())
+    assert (lost.verdict, successor.verdict) == (Verdict.NEW, Verdict.NEW)
+    assert not store.write(held(lost), change(steps="{}", undos=1))
+    assert store.write(held(successor), change(lease=LEASE))
 
 
 def test_a_write_says_which_statuses_it_is_for(store: Store) -> None:

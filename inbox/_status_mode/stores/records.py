@@ -1,6 +1,7 @@
 """The record of a message, requests to a store, and the rules that every store applies. Pure."""
 
 import json
+import secrets
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -17,6 +18,8 @@ NEVER_ENDED = "the attempt did not end within its lease"
 USED_UP = "its attempts are used up"
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_DRAWN = 1_000_000
+"""A token is ahead of the last one, or of the clock, by at most so many microseconds."""
 
 LONGEST_HISTORY = 20
 """The most attempts in the history; the oldest are dropped first."""
@@ -243,8 +246,7 @@ def is_ours(record: Record, request: Request) -> bool:
 def successor(record: Record, now: datetime, request: Request, judgement: Judgement) -> dict[str, Any]:
     """The fields to write when a claim takes over or buries a record that nobody holds. The record gets a new
     token in both cases, so that a former holder does not mistake the record for its own."""
-    # Tokens must grow even if the clock has gone back.
-    token, history = max(record.token + 1, first_token(now)), record.history
+    token, history = _next_token(record.token, now), record.history
     # The holder recorded no end, so its attempt is not in the history yet.
     if record.status is Status.CONSUMING:
         history = remember(record, NEVER_ENDED)
@@ -266,6 +268,12 @@ def first_token(now: datetime) -> int:
     """A key's first token: microseconds since 1970 by the store's clock. Each later token is larger by at
     least one; after the record was purged, the next token is the clock again."""
     return (now - EPOCH) // timedelta(microseconds=1)
+
+
+def _next_token(last: int, now: datetime) -> int:
+    """It grows even if the clock has gone back. It is drawn: if a failover loses a claim, the next one must
+    not get the token that the lost one's handler still has."""
+    return max(last, first_token(now)) + 1 + secrets.randbelow(_DRAWN)
 
 
 def remember(record: Record, error: str, at: datetime | None = None, *, by: str | None = None) -> str:
