@@ -89,6 +89,7 @@ def test_binary_keys(topics: Topics, postgres: Database) -> None:
     engine, topic = postgres.engine(), topics.new()
     make_table(engine)
     keys = [b"\0\0\0\0\7order-1", struct.pack(">q", 42), b"\xff\xfe", b"\xff\\xfe", b"\\", b"plain"]
+    keys += [b"a\0b", rb"a\x00b", rb"\=a\x00b"]  # text that looks like the form of a binary key
     for key in keys:
         topics.put_raw(topic, b"1", key)
         topics.put_raw(topic, b"2", key, {"note": b"\0"})
@@ -96,6 +97,7 @@ def test_binary_keys(topics: Topics, postgres: Database) -> None:
         wait_until(lambda: len(applied(engine)) >= len(keys))
     long = "\\x00" * 7 + "*"
     shown = ["\\x00\\x00\\x00\\x00\aorder-1", long, "\\xff\\xfe", "\\xff\\\\xfe", "\\", "plain"]
+    shown += ["a\\x00b", "\\=a\\x00b", "\\=\\=a\\x00b"]
     assert applied_by_key(engine) == {key: ["1"] for key in shown}
 
 

@@ -9,7 +9,7 @@ from itertools import chain
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
 
 from inbox._consuming.cloud_events import event_id
-from inbox._consuming.text import readable
+from inbox._consuming.text import readable, readable_key
 from inbox_outbox_base.words.incoming import Delivery
 
 Headers = list[tuple[str, str | bytes | None]]
@@ -41,7 +41,7 @@ def delivery_of(record: Message, attempt: int) -> Delivery:
     return Delivery(
         id=own[_ID] or event_id(headers, content_type, value) or _own_id(record, given),
         topic=str(record.topic()),
-        key=None if key is None else readable(key),
+        key=None if key is None else readable_key(key),
         payload=value,
         content_type=content_type,
         headers=headers,

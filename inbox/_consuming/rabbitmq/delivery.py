@@ -12,7 +12,7 @@ from pamqp import decode, encode
 from pamqp.commands import Basic
 
 from inbox._consuming.cloud_events import event_id
-from inbox._consuming.text import readable
+from inbox._consuming.text import readable, readable_key
 from inbox_outbox_base.words.incoming import Delivery
 
 ATTEMPT = "inbox-attempt"
@@ -47,7 +47,7 @@ def delivery_of(message: DeliveredMessage) -> Delivery:
     return Delivery(
         id=readable(properties.message_id or event_id(users, content_type, message.body) or ""),
         topic=readable(headers.get(TOPIC, frame_of(message).routing_key or "")),
-        key=readable(headers[_KEY]) if _KEY in headers else None,
+        key=readable_key(headers[_KEY]) if _KEY in headers else None,
         payload=message.body,
         content_type=content_type,
         headers=users,

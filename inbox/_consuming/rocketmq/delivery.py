@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from inbox._consuming.cloud_events import event_id
-from inbox._consuming.text import readable
+from inbox._consuming.text import readable, readable_key
 from inbox_outbox_base.brokers.rocketmq.client import protocol
 from inbox_outbox_base.brokers.rocketmq.message import CONTENT_TYPE, CREATED_AT, EMPTY, ID, KEY
 from inbox_outbox_base.brokers.rocketmq.properties import decode
@@ -42,7 +42,7 @@ def delivery_of(message: Any, attempt: int) -> Delivery:
     return Delivery(
         id=readable(own_id or system.message_id or key or ""),
         topic=readable(properties.get(TOPIC) or message.topic.name),
-        key=None if key is None else readable(key),
+        key=None if key is None else readable_key(key),
         payload=payload,
         content_type=readable(content_type),
         headers=headers,
