@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import psycopg
 import pytest
-from psycopg.adapt import Loader
+from psycopg.adapt import Dumper, Loader
 from psycopg.types.json import set_json_loads
 from psycopg.types.string import StrDumper, TextLoader
 from pymysql.constants import FIELD_TYPE
@@ -197,6 +197,13 @@ class UpperDumper(StrDumper):
         return super().dump(obj.upper())
 
 
+class BoolDumper(Dumper):
+    """Writes truth values as text that the server does not take for them."""
+
+    def dump(self, obj: Any) -> Any:
+        return b"yes" if obj else b"no"
+
+
 REFUSED: Mapping[str, Callable[[Any], object]] = {
     "client_encoding='LATIN1'": lambda driver: driver.execute("SET client_encoding = 'LATIN1'"),
     "DateStyle='SQL, DMY'": lambda driver: driver.execute("SET datestyle = 'SQL, DMY'"),
@@ -205,6 +212,8 @@ REFUSED: Mapping[str, Callable[[Any], object]] = {
     "loader of int8=AsText": lambda driver: driver.adapters.register_loader("int8", AsText),
     "loader of timestamptz=AsText": lambda driver: driver.adapters.register_loader("timestamptz", AsText),
     "dumper of str=UpperDumper": lambda driver: driver.adapters.register_dumper(str, UpperDumper),
+    "dumper of bool=BoolDumper": lambda driver: driver.adapters.register_dumper(bool, BoolDumper),
+    "dumper of int=BoolDumper": lambda driver: driver.adapters.register_dumper(int, BoolDumper),
 }
 
 

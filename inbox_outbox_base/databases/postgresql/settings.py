@@ -1,6 +1,7 @@
 """PostgreSQL: settings of a driver's connection under which our values would be damaged."""
 
 from datetime import UTC, datetime
+from functools import cache
 from typing import Any
 
 from inbox_outbox_base.checks.samples import is_kept, name_of
@@ -18,6 +19,8 @@ _READ = {
     "float8": (701, b"1.5", 1.5),
 }
 """By type: its oid, what the server sends, and what the driver makes of it."""
+_WRITTEN = ("a\u0142", b"\xff", True, 1, 40_000, 2**40, 1.5, datetime(2000, 1, 2, 3, 4, 5, 6, UTC))
+"""Values that the driver must write as psycopg does; integers of each size have a dumper of their own."""
 
 
 def unusable(driver: Any) -> str | None:
@@ -39,10 +42,29 @@ def unusable(driver: Any) -> str | None:
         loader = driver.adapters.get_loader(oid, Format.TEXT)
         if not is_kept(loader(oid, driver).load, sent, expected):
             return f"loader of {kind}={name_of(loader)}: it must read {sent!r} as {expected!r}"
-    dumper = driver.adapters.get_dumper(str, PyFormat.AUTO)
-    if not is_kept(lambda text: bytes(dumper(str, driver).dump(text)), "a\u0142", b"a\xc5\x82"):
-        return f"dumper of str={name_of(dumper)}: it must write text as UTF-8"
+    for given, written in zip(_WRITTEN, _expected(), strict=True):
+        if not is_kept(lambda each: _written(driver, each), given, written):
+            of = type(given)
+            dumper = driver.adapters.get_dumper(of, PyFormat.AUTO)
+            return f"dumper of {of.__name__}={name_of(dumper)}: it must write {given!r} as psycopg does"
     return None
+
+
+@cache
+def _expected() -> list[bytes]:
+    """By psycopg's own dumpers: an application may have replaced those of all connections."""
+    from psycopg import postgres
+    from psycopg.adapt import AdaptersMap
+
+    own = AdaptersMap(types=postgres.types)
+    postgres.register_default_adapters(own)
+    return [_written(own, value) for value in _WRITTEN]
+
+
+def _written(context: Any, value: Any) -> bytes:
+    from psycopg.adapt import PyFormat, Transformer
+
+    return bytes(Transformer(context).dump_sequence([value], [PyFormat.AUTO])[0] or b"")
 
 
 def _reported(driver: Any, name: str) -> str:
