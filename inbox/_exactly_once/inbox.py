@@ -179,7 +179,8 @@ class Inbox(Consumer, Listens[Listener]):
         Raises:
             NotTaken: `MessageInFlight`, `PayloadMismatch` or `MessageTooOld`; the block does not run. With
                 `on_refusal="return"` the block runs, and `work.verdict` has the verdict.
-            TransactionAborted: the block swallowed a database error; nothing was written.
+            TransactionAborted: the block swallowed a database error, or used the connection for a message
+                that is not new, without looking at `work`; nothing was written.
             TransactionEnded: the block committed or rolled back the transaction.
             UnusableConnection: the session has written to two databases; nothing was committed on either.
             CommitLost: the connection broke during COMMIT, and nothing was written.

@@ -61,8 +61,12 @@ class Transaction:
         self._process = os.getpid()
         self._is_watched = False
         self._mark: object = None
+        self._noted: ending.Noted | None = None
+        self.is_asked = False
+        """Whether somebody has looked at the verdict."""
         self.verdict: Verdict = Verdict.IN_FLIGHT
         self.result: Any = None
+        self.is_over = False
         self._begun = time.monotonic()
         self._events: list[EventKind] = []
 
@@ -103,6 +107,7 @@ class Transaction:
             self._is_watched = True
             return
         self._events.append(OF_VERDICT[self.verdict])
+        self._noted = ending.note(self.connection)
         if stored is not None and stored.result is not None:
             self.result = json.loads(stored.result)
 
@@ -118,7 +123,8 @@ class Transaction:
         """Commit the body's writes, or raise if they did not commit.
 
         Raises:
-            TransactionAborted: the transaction cannot commit; it was rolled back.
+            TransactionAborted: the transaction cannot commit, or the body has written without asking whether
+                the message is new; it was rolled back.
             TransactionEnded: the body ended the transaction.
             UnusableConnection: the session has written to two databases, which do not commit together.
             CommitLost: the connection broke during COMMIT, which did not happen.
@@ -130,6 +136,7 @@ class Transaction:
         # Pending ORM writes come first: the checks below must see their errors.
         if isinstance(self._handle, Session):
             self._handle.flush()
+        self._check_asked()
         self._check_whole()
         if self.verdict is Verdict.NEW and self.result is not None:
             self._store_result()
@@ -177,8 +184,9 @@ class Transaction:
 
     def leave(self) -> None:
         """The body is over, whether it succeeded or failed."""
-        if self._is_watched:
-            self._is_watched = False
+        self.is_over = True
+        if self._is_watched or self._noted is not None:
+            self._is_watched, self._noted = False, None
             ending.unwatch(self._handle, self.connection)
 
     def tell(self, hooks: Hooks) -> None:
@@ -196,6 +204,13 @@ class Transaction:
         # SQLAlchemy itself has rolled back, after an error in a flush or a lost connection.
         if not self._transaction.is_active or self.connection.invalidated:
             raise TransactionAborted("the body swallowed an error that had ended the transaction")
+
+    def _check_asked(self) -> None:
+        if self._noted is not None and self._noted.is_used and not self.is_asked:
+            raise TransactionAborted(
+                f"the message is not new (its verdict is {self.verdict}), and the body used the connection "
+                "without looking at work.is_new: nothing was written"
+            )
 
     def _check_whole(self) -> None:
         state, is_new = self._state, self.verdict is Verdict.NEW

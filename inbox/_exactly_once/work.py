@@ -3,7 +3,7 @@
 from typing import Any, Generic, TypeVar
 
 from inbox_outbox_base.checks.results import normalised
-from inbox_outbox_base.errors.inbox import InvalidOption
+from inbox_outbox_base.errors.inbox import InvalidOption, TransactionEnded
 from inbox_outbox_base.words.incoming import Verdict
 
 from .transaction import Transaction
@@ -24,7 +24,7 @@ class Work(Generic[C, S]):
         """The connection that the transaction is on; do not commit or roll it back."""
 
     def __repr__(self) -> str:
-        return f"Work(verdict={self.verdict.name})"
+        return f"Work(verdict={self._transaction.verdict.name})"
 
     @property
     def session(self) -> S:
@@ -36,12 +36,13 @@ class Work(Generic[C, S]):
     @property
     def verdict(self) -> Verdict:
         """What the inbox says about the message."""
+        self._transaction.is_asked = True
         return self._transaction.verdict
 
     @property
     def is_new(self) -> bool:
         """Whether to run the message: only if the verdict is `NEW`."""
-        return self._transaction.verdict is Verdict.NEW
+        return self.verdict is Verdict.NEW
 
     @property
     def result(self) -> Any:
@@ -52,13 +53,17 @@ class Work(Generic[C, S]):
         Raises, when it is set:
             InvalidResult: not JSON, or more than a million bytes of JSON.
             InvalidOption: the message is not new.
+            TransactionEnded: the transaction is over.
         """
+        self._transaction.is_asked = True
         return self._transaction.result
 
     @result.setter
     def result(self, value: Any) -> None:
         if not self.is_new:
             raise InvalidOption(f"work.result: only a new message gets a result, this one is {self.verdict}")
+        if self._transaction.is_over:
+            raise TransactionEnded("work.result: the transaction is over, so the result cannot be stored")
         self._transaction.result = normalised(value)
 
 

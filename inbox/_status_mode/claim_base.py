@@ -88,7 +88,7 @@ class ClaimBase:
 
         Raises, when it is set:
             InvalidResult: not JSON, or more than a million bytes of JSON.
-            InvalidOption: the message is not new.
+            InvalidOption: the message is not new, or the block is over.
         """
         if self._text is not None:
             self._result, self._text = json.loads(self._text), None
@@ -98,6 +98,8 @@ class ClaimBase:
     def result(self, value: Any) -> None:
         if not self.is_new:
             raise InvalidOption(f"claim.result: only a new message gets a result, this one is {self.verdict}")
+        if self._hold is not None and self._hold.status is not Status.CONSUMING:
+            raise InvalidOption("claim.result: the block is over, so the result cannot be stored")
         # Check now, so that a bad result fails inside the handler and not at completion.
         text = None if value is None else encode_result(value)
         self._result, self._text = None, text

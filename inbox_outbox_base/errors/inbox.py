@@ -50,7 +50,8 @@ class PolicyConflict(InboxError):
 
 
 class TransactionAborted(InboxError):
-    """The transaction could no longer commit when the body returned: nothing was written."""
+    """The transaction could no longer commit when the body returned, or the body has used the connection for
+    a message that is not new, without looking at `is_new`: nothing was written."""
 
 
 class TransactionEnded(InboxError):

@@ -86,6 +86,23 @@ class _Guard:
             ) from error
 
 
+@dataclass(slots=True)
+class Noted(_Guard):
+    """For a message that is not new: notes whether its body has used the connection."""
+
+    is_used: bool = False
+
+    def check(self, connection: Connection, statement: Any) -> None:
+        self.is_used = True
+        if self.outer is not None:
+            self.outer.check(connection, statement)
+
+    def set_savepoint(self, connection: Connection) -> None:
+        self.is_used = True
+        if self.outer is not None:
+            self.outer.set_savepoint(connection)
+
+
 def watch(
     handle: Connection | Session,
     connection: Connection,
@@ -107,9 +124,17 @@ def watch(
         setattr(handle, _WATCHED, transaction)
 
 
+def note(connection: Connection) -> Noted:
+    """Note from now on, until `unwatch`, whether the connection is used."""
+    layers.put_on(connection, _watched)
+    noted = Noted(database_of(connection).state(connection), None, getattr(connection, _GUARD, None))
+    setattr(connection, _GUARD, noted)
+    return noted
+
+
 def unwatch(handle: Connection | Session, connection: Connection) -> None:
-    """The transaction is over; call this once for each `watch`. A connection that is not returned belongs to
-    the caller, and accepts statements again."""
+    """The transaction is over; call this once for each `watch` and `note`. A connection that is not returned
+    belongs to the caller, and accepts statements again."""
     layers.take_off(connection, _watched)
     guard: _Guard | None = getattr(connection, _GUARD, None)
     setattr(connection, _GUARD, guard and guard.outer)

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -9,8 +10,16 @@ from sqlalchemy import Connection, Engine, func, select
 from sqlalchemy.orm import Session, sessionmaker
 
 from inbox import Inbox, Outcome, Verdict
-from inbox.errors import InboxError, InvalidOption, InvalidResult, TransientError
+from inbox.errors import (
+    InboxError,
+    InvalidOption,
+    InvalidResult,
+    TransactionAborted,
+    TransactionEnded,
+    TransientError,
+)
 from inbox.schema import tables
+from tests.support import accounts
 from tests.support.cases import case
 from tests.support.database import Database
 from tests.support.on_servers import on
@@ -87,6 +96,27 @@ def test_only_a_new_message_gets_a_result(sqlite: Database) -> None:
         work.result = 2
     with inbox.transaction(engine, "a") as work:
         assert work.result == 1
+
+
+@pytest.mark.parametrize("source", [lambda engine: engine, sessionmaker])
+@pytest.mark.parametrize("asks", [False, True])
+def test_a_block_that_does_not_ask(
+    postgres: Database, source: Callable[[Engine], Any], *, asks: bool
+) -> None:
+    """A block that writes for a duplicate without looking at the verdict is rolled back; one that does
+    nothing, or has looked, is not."""
+    inbox, engine = Inbox("billing"), accounts.make(postgres.engine())
+    with inbox.transaction(source(engine), "a") as work:
+        accounts.add(work.connection)
+    with pytest.raises(TransactionEnded, match="result"):
+        work.result = 7
+    with inbox.transaction(source(engine), "a"):
+        pass
+    refused = nullcontext() if asks else pytest.raises(TransactionAborted, match="verdict is duplicate")
+    with refused, inbox.transaction(source(engine), "a") as work:
+        accounts.add(work.connection)
+        assert not asks or not work.is_new
+    assert accounts.total(engine) == 1 + asks
 
 
 def test_an_exception_rolls_back_and_comes_through_unchanged(sqlite: Database) -> None:
