@@ -279,6 +279,14 @@ def test_what_the_check_refuses(migrated: Database, setting: str) -> None:
     engine.dispose()
 
 
+def test_a_hidden_count_of_rows(sqlite: Database) -> None:
+    """Whether a message is new does not hang on the number of rows that the driver reports."""
+    engine = prepared(sqlite, lambda driver: driver.execute("PRAGMA count_changes = 1"))
+    for verdict in (Verdict.NEW, Verdict.DUPLICATE):
+        with INBOX.transaction(engine, "a") as work:
+            assert work.verdict is verdict
+
+
 def test_what_is_refused_on_sqlite(sqlite: Database) -> None:
     """The same for the module's factories."""
     for name, factory in (("text_factory", bytes), ("row_factory", dict)):
