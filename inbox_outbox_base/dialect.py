@@ -31,6 +31,8 @@ class Codes(ABC):
     """The server refuses the role, its password or the database."""
     denied: frozenset[Code] = frozenset()
     """The role lacks the right to do this to a table."""
+    refuses_row: frozenset[Code] = frozenset()
+    """The content of a row is refused, beside the driver's IntegrityError and DataError."""
     table_missing: frozenset[Code] = frozenset()
     """A table or its schema does not exist."""
 

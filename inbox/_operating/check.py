@@ -72,7 +72,8 @@ class _InboxProbes:
 
     def findings(self) -> list[Finding]:
         t = self.tables
-        there = [each for each in (t.message, t.consumer, t.ledger, t.status) if self.trials.is_there(each)]
+        all_tables = (t.message, t.consumer, t.ledger, t.rejected, t.status)
+        there = [each for each in all_tables if self.trials.is_there(each)]
         if t.message not in there and t.status not in there:
             raise TablesMissing(missing_table(t.message))
         findings = [*self.trials.look(there), *self.trials.settings(), *self._hidden(there)]

@@ -162,7 +162,7 @@ class _PurgeRun:
             TablesMissing: there are none.
         """
         missing: TablesMissing | None = None
-        for table in (self.tables.message, self.tables.status, self.tables.ledger):
+        for table in (self.tables.message, self.tables.status, self.tables.ledger, self.tables.rejected):
             try:
                 self._transact(table, partial(self._consumer_after, table, ""))
             except TablesMissing as error:
@@ -203,6 +203,8 @@ class _PurgeRun:
             yield each, Aging(status, "updated_at", Status.CONSUMING, lease=True), kept.since(each)
             for given_up in (Status.DEAD, Status.HALTED):
                 yield each, Aging(status, "updated_at", given_up), kept.dead_since(each)
+        for each in self._consumers(self.tables.rejected, consumer):
+            yield each, Aging(self.tables.rejected, "rejected_at"), kept.dead_since(each)
 
     def _consumers(self, table: Table, only: str | None) -> Iterator[str]:
         """Every consumer, or only the given one. It jumps through the index instead of reading all of it."""

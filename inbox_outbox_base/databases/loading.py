@@ -158,6 +158,13 @@ class Loading(ABC):
         """The same; always return how many."""
         return self.upsert(connection, target, names, rows, how)
 
+    def check_at_once(self, connection: Connection) -> None:  # noqa: B027 - optional
+        """From here on, check constraints with each statement that could wait for the COMMIT."""
+
+    @abstractmethod
+    def drop_temporary(self, connection: Connection, name: str) -> None:
+        """Drop a temporary table, if it exists."""
+
     def beside_others(self, connection: Connection, insert: Callable[[], int]) -> int:
         """The result of an INSERT, which is repeated if other writers commit its keys meanwhile."""
 

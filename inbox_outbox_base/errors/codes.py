@@ -4,7 +4,7 @@ message texts. Each database's numbers are in its folder."""
 from collections.abc import Callable
 from functools import cache
 
-from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from inbox_outbox_base.dialect import Code, Codes
@@ -97,6 +97,12 @@ def is_table_missing(error: DBAPIError, is_there: Callable[[], bool]) -> bool:
 def is_denied(error: DBAPIError) -> bool:
     """Whether the role lacks the right to do this to a table."""
     return _means(error, lambda database, code: code in database.denied)
+
+
+def refuses_row(error: DBAPIError) -> bool:
+    """Whether it is the content of a row that the server refuses."""
+    is_usual = isinstance(error, IntegrityError | DataError)
+    return is_usual or _means(error, lambda database, code: code in database.refuses_row)
 
 
 def is_refusal(error: DBAPIError) -> bool:

@@ -67,6 +67,7 @@ class Tables:
     message: Table
     consumer: Table
     ledger: Table
+    rejected: Table
     status: Table
     outbox: OutboxTables
     version: Table
@@ -107,7 +108,7 @@ def _tables(schema: str | None) -> Tables:
     message.append_constraint(CheckConstraint(own, name="inbox_message_load"))
     # By this index a purge finds each consumer's oldest rows. Loads are purged by the ledger.
     Index("inbox_message_accepted_at", c.consumer, c.accepted_at, **where(c.accepted_at.is_not(None)))
-    consumer, ledger = _consumer(metadata), _ledger(metadata)
+    consumer, ledger, rejected = _consumer(metadata), _ledger(metadata), _rejected(metadata)
     status, outbox = _status(metadata), outbox_tables(metadata)
     version = Table(
         VERSION_TABLE,
@@ -116,7 +117,7 @@ def _tables(schema: str | None) -> Tables:
         PrimaryKeyConstraint("version_num", name=f"{VERSION_TABLE}_pkc"),
     )
     begin_with(version, f"(version_num) VALUES ('{REVISION}')")
-    return Tables(message, consumer, ledger, status, outbox, version)
+    return Tables(message, consumer, ledger, rejected, status, outbox, version)
 
 
 def _outbox(schema: str | None) -> OutboxTables:
@@ -144,6 +145,7 @@ def _ledger(metadata: MetaData) -> Table:
         Column("committed_at", UtcDateTime, nullable=False, server_default=utcnow()),
         Column("id", number(), autoincrement=True, nullable=False),
         Column("rows_mismatch", BigInteger, nullable=False, server_default="0"),
+        Column("rows_rejected", BigInteger, nullable=False, server_default="0"),
         Column("work", String(24), nullable=False, server_default="unknown"),
         PrimaryKeyConstraint("id", name="inbox_ledger_pkey"),
         # With the fingerprint: the same batch may come again in other partitions. With the work: it may go
@@ -153,10 +155,32 @@ def _ledger(metadata: MetaData) -> Table:
         ),
         **options(numbered=True),
     )
-    total = sum((ledger.c[name] for name in counts[1:]), start=ledger.c[counts[0]])
+    total = sum((ledger.c[name] for name in counts), start=ledger.c.rows_rejected)
     ledger.append_constraint(CheckConstraint(ledger.c.rows_read == total, name="inbox_ledger_adds_up"))
     Index("inbox_ledger_committed_at", ledger.c.consumer, ledger.c.committed_at)
     return ledger
+
+
+def _rejected(metadata: MetaData) -> Table:
+    """Rows of bulk writers that the target has refused: one for each key, until the key is taken."""
+    rejected = Table(
+        "inbox_rejected",
+        metadata,
+        Column("consumer", Bytewise(128), nullable=False),
+        Column("key", Bytewise(512), nullable=False),
+        Column("error", long_text(), nullable=False),
+        Column("content", long_text(), nullable=False),
+        Column("run", Bytewise(128), nullable=False),
+        Column("batch", BigInteger, nullable=False),
+        Column("part", Integer, nullable=False),
+        Column("load", BigInteger),
+        Column("rejected_at", UtcDateTime, nullable=False, server_default=utcnow()),
+        PrimaryKeyConstraint("consumer", "key", name="inbox_rejected_pkey"),
+        **options(),
+    )
+    _named(rejected, "consumer", "key")
+    Index("inbox_rejected_rejected_at", rejected.c.consumer, rejected.c.rejected_at)
+    return rejected
 
 
 def _named(table: Table, *columns: str) -> None:
@@ -248,7 +272,7 @@ CONSUMER_RULES = {
 FEATURES = {
     "inbox": ("inbox_message", "inbox_consumer"),
     "status": ("inbox_status", "inbox_consumer"),
-    "ledger": ("inbox_ledger", "inbox_consumer"),
+    "ledger": ("inbox_ledger", "inbox_rejected", "inbox_consumer"),
     "outbox": OUTBOX,
 }
 """The tables of each feature; the first one belongs to no other feature. (The Spark writer needs "inbox" and

@@ -1,9 +1,9 @@
-"""The ledger of bulk writers: which partitions have committed."""
+"""The ledger of bulk writers: which partitions have committed, and which rows were refused."""
 
 import sqlalchemy as sa
 from alembic import op
 
-from inbox_outbox_base.tables.columns import binary, number, plain_now, plain_text, plain_time
+from inbox_outbox_base.tables.columns import binary, long_text, number, plain_now, plain_text, plain_time
 from inbox_outbox_base.tables.storing import options
 
 revision = "0002"
@@ -11,7 +11,7 @@ down_revision = "0001"
 branch_labels = None
 depends_on = None
 features = ("ledger",)
-makes = ("inbox_ledger",)
+makes = ("inbox_ledger", "inbox_rejected")
 
 
 def upgrade() -> None:
@@ -33,6 +33,7 @@ def upgrade() -> None:
         sa.Column("committed_at", plain_time(), nullable=False, server_default=now),
         sa.Column("id", number(), autoincrement=True, nullable=False),
         sa.Column("rows_mismatch", sa.BigInteger, nullable=False, server_default="0"),
+        sa.Column("rows_rejected", sa.BigInteger, nullable=False, server_default="0"),
         sa.Column("work", sa.String(24), nullable=False, server_default="unknown"),
         sa.PrimaryKeyConstraint("id", name="inbox_ledger_pkey"),
         sa.UniqueConstraint(
@@ -40,7 +41,8 @@ def upgrade() -> None:
         ),
         sa.CheckConstraint(
             sa.column("rows_read")
-            == sa.column("rows_new")
+            == sa.column("rows_rejected")
+            + sa.column("rows_new")
             + sa.column("rows_duplicate")
             + sa.column("rows_repeated")
             + sa.column("rows_dropped"),
@@ -51,7 +53,28 @@ def upgrade() -> None:
     )
     # For purges, as in 0001.
     op.create_index("inbox_ledger_committed_at", "inbox_ledger", ["consumer", "committed_at"], schema=schema)
+    op.create_table(
+        "inbox_rejected",
+        sa.Column("consumer", plain_text(128), nullable=False),
+        sa.Column("key", plain_text(512), nullable=False),
+        sa.Column("error", long_text(), nullable=False),
+        sa.Column("content", long_text(), nullable=False),
+        sa.Column("run", plain_text(128), nullable=False),
+        sa.Column("batch", sa.BigInteger, nullable=False),
+        sa.Column("part", sa.Integer, nullable=False),
+        sa.Column("load", sa.BigInteger),
+        sa.Column("rejected_at", plain_time(), nullable=False, server_default=now),
+        sa.PrimaryKeyConstraint("consumer", "key", name="inbox_rejected_pkey"),
+        sa.CheckConstraint(sa.column("consumer") != "", name="inbox_rejected_consumer_not_empty"),
+        sa.CheckConstraint(sa.column("key") != "", name="inbox_rejected_key_not_empty"),
+        schema=schema,
+        **options(),
+    )
+    op.create_index(
+        "inbox_rejected_rejected_at", "inbox_rejected", ["consumer", "rejected_at"], schema=schema
+    )
 
 
 def downgrade() -> None:
+    op.drop_table("inbox_rejected", schema=op.get_context().opts["inbox_schema"])
     op.drop_table("inbox_ledger", schema=op.get_context().opts["inbox_schema"])

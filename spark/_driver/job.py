@@ -80,7 +80,7 @@ class Job:
         with transaction(self._engine, self._database, self.settings, PATIENCE) as connection:
             more = () if self.settings.outbox is None else (self.tables.outbox.message,)
             check_tables(connection, self.tables, *more)
-            safety.check(connection, [self.tables.message, self.tables.ledger, *more])
+            safety.check(connection, [self.tables.message, self.tables.ledger, self.tables.rejected, *more])
             places = [
                 None if each.table is None else self._database.place(connection, each)
                 for each in self.settings.targets
@@ -125,6 +125,8 @@ class Job:
             work = partial(self._settle, total, len(done))
             total = committed(self._engine, self._database, self.settings, work)
         transport = next((each.transport for each in done if each.transport != "none"), "none")
+        if total.rejected:
+            _log.warning("%d rows were refused and are in inbox_rejected", total.rejected)
         if total.mismatch:
             digest = self.settings.digest
             _log.warning("%d rows have a key that was taken with other values of %r", total.mismatch, digest)
@@ -143,7 +145,7 @@ class Job:
                 self.settings.batch,
                 total.duplicate,
             )
-        if self._is_named:
+        if self._is_named and not total.rejected:
             # Only here, when all partitions of one job have committed: they are all rows of the batch.
             s = self.settings
             whole = LedgerEntry(s.consumer, self.run, s.batch, self._work, WHOLE_BATCH, _NOTHING)
@@ -168,6 +170,7 @@ class Job:
             repeated=total.repeated,
             dropped=total.dropped,
             mismatch=total.mismatch,
+            rejected=total.rejected,
             partitions=parts,
             replayed=replayed,
             seconds=seconds,
@@ -189,7 +192,7 @@ def check_tables(connection: Connection, tables: Tables, *more: Table) -> None:
         TablesMissing: a table does not exist.
     """
     there = inspect(connection)
-    for table in (tables.message, tables.ledger, *more):
+    for table in (tables.message, tables.ledger, tables.rejected, *more):
         if not there.has_table(table.name, schema=table.schema):
             raise TablesMissing(missing_table(table))
 
@@ -206,5 +209,6 @@ def _reconciled(read: RowCounts, entries: dict[LedgerEntry, RowCounts], inbox: s
         duplicate = max(0, read.new + read.duplicate - new)
         rows = new + duplicate + read.repeated + read.dropped
         return replace(read, rows=rows, new=new, duplicate=duplicate)
-    rows = max(read.rows, new + read.duplicate + read.dropped)
-    return replace(read, rows=rows, new=new, repeated=rows - new - read.duplicate - read.dropped)
+    others = new + read.duplicate + read.dropped + read.rejected
+    rows = max(read.rows, others)
+    return replace(read, rows=rows, new=new, repeated=rows - others)

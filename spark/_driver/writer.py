@@ -16,10 +16,10 @@ from spark._executor.probe import unseen_rows
 from spark._executor.reconciliation import Reconciliation
 from spark._executor.report import RowCounts, WriteReport
 from spark._executor.task import Done, Task, recognise, run_task
-from spark._executor.zones import known
 from spark._options.messages import Messages
 from spark._options.session import arrow_schema, only, output_mode, query_id, session_options, time_zone
 from spark._options.settings import WriterSettings, check_given, checked
+from spark._options.zones import known
 
 from .comparison import reconcile
 from .job import Job
@@ -33,7 +33,7 @@ Work = Callable[[Task, int, Iterable[pa.RecordBatch]], Done | None]
 
 _DONE = (
     "part int, fingerprint binary, rows bigint, new bigint, duplicate bigint, repeated bigint, "
-    "dropped bigint, mismatch bigint, replayed boolean, transport string"
+    "dropped bigint, mismatch bigint, rejected bigint, replayed boolean, transport string"
 )
 
 
@@ -70,6 +70,8 @@ class InboxWriter:
         digest: the column or columns whose content is compared when a key comes again. Their digest is stored
             with the key; the report counts rows with another digest as `mismatch`.
         mismatches: "count", or "error" to fail a partition that has such rows; nothing of it is written.
+        bad_rows: "fail", or "table" to write rows that the target refuses to `inbox_rejected` instead. Their
+            keys are not taken, and the report counts them as `rejected`. For Append and Upsert.
         batch_size: rows to send at a time.
         num_partitions: the most partitions to write; if there are more, they are merged (`coalesce`).
         max_connections: the most tasks that work in the database at the same time, over all executors of all
@@ -107,6 +109,7 @@ class InboxWriter:
         null_keys: str | None = None,
         digest: str | list[str] | tuple[str, ...] | None = None,
         mismatches: str | None = None,
+        bad_rows: str | None = None,
         batch_size: int | None = None,
         num_partitions: int | None = None,
         max_connections: int | None = None,
@@ -134,6 +137,7 @@ class InboxWriter:
             null_keys=null_keys,
             digest=digest,
             mismatches=mismatches,
+            bad_rows=bad_rows,
             batch_size=batch_size,
             num_partitions=num_partitions,
             max_connections=max_connections,
@@ -268,7 +272,9 @@ def _run(df: "DataFrame", what: Work, task: Task) -> list[Done]:
         Done(
             row.part,
             bytes(row.fingerprint),
-            RowCounts(row.rows, row.new, row.duplicate, row.repeated, row.dropped, row.mismatch),
+            RowCounts(
+                row.rows, row.new, row.duplicate, row.repeated, row.dropped, row.mismatch, row.rejected
+            ),
             row.replayed,
             row.transport,
         )
@@ -298,6 +304,7 @@ def _on_executor(what: Work, task: Task, batches: Iterable[pa.RecordBatch]) -> I
                 "repeated": [counts.repeated],
                 "dropped": [counts.dropped],
                 "mismatch": [counts.mismatch],
+                "rejected": [counts.rejected],
                 "replayed": [done.replayed],
                 "transport": [done.transport],
             }

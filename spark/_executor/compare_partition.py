@@ -19,7 +19,7 @@ from inbox_outbox_base.tables.inbox import tables
 from spark._options.settings import WriterSettings
 
 from .connect import committed, engine_of
-from .loads import Loads
+from .ledger import Loads
 from .reconciliation import SAMPLE, Difference, What
 from .sinks import converted, create_new_rows, given_value, target_of
 from .spool import KEY, Spool

@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
-from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, StatementError
+from sqlalchemy.exc import DBAPIError, StatementError
 
+from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.codes import described
 from inbox_outbox_base.errors.inbox import InvalidKey
 from inbox_outbox_base.errors.outbox import InvalidMessage
@@ -44,7 +45,7 @@ def _drivers() -> tuple[type[BaseException], ...]:
 def _told(error: BaseException) -> BaseException:
     if isinstance(error, BaseExceptionGroup):
         return error.derive([_told(each) for each in error.exceptions])
-    if isinstance(error, IntegrityError | DataError):
+    if isinstance(error, DBAPIError) and codes.refuses_row(error):
         return InvalidRow(f"the database refused a row: {described(error.orig)}")
     if isinstance(error, DBAPIError):
         return SparkWriterError(f"the database: {described(error.orig)}")
@@ -52,9 +53,29 @@ def _told(error: BaseException) -> BaseException:
         return SparkWriterError(f"a statement's value: {type(error.orig).__name__}")
     if isinstance(error, _drivers()):
         return SparkWriterError(f"the database: {described(error)}")
-    if isinstance(error, _QUOTING) or type(error).__module__ == "pyo3_runtime":
+    if isinstance(error, _QUOTING) or _is_panic(error):
         return InvalidRow(f"{type(error).__name__}: its text is left out, since it may quote a row")
     return error
+
+
+def is_of_a_row(error: BaseException) -> bool:
+    """Whether the values of a row are to blame for an error of `Filling`: it cannot be converted or sent, or
+    the database refuses it."""
+    if isinstance(error, DBAPIError):
+        return codes.refuses_row(error)
+    if isinstance(error, MemoryError):  # one of Arrow's is both
+        return False
+    return _is_panic(error) or isinstance(error, (InvalidRow, StatementError, *_QUOTING))
+
+
+def _is_panic(error: BaseException) -> bool:
+    """Whether it is of pgpq; it is no Exception."""
+    return type(error).__module__ == "pyo3_runtime"
+
+
+def told(error: BaseException) -> str:
+    """The text of an error, without the values of rows."""
+    return str(_told(error))
 
 
 def named(column: str, convert: Callable[[Any], Any], values: Iterable[Any]) -> list[Any]:
@@ -65,5 +86,7 @@ def named(column: str, convert: Callable[[Any], Any], values: Iterable[Any]) -> 
     """
     try:
         return [convert(each) for each in values]
+    except MemoryError:
+        raise
     except pa.ArrowException as error:
         raise InvalidRow(f"column {column!r}: a value cannot be converted ({type(error).__name__})") from None

@@ -21,17 +21,37 @@ class Filling:
     def __init__(
         self, connection: Connection, database: Loading, settings: WriterSettings, schema: pa.Schema
     ) -> None:
-        self._sinks: list[tuple[Destination, Sequence[Column], sinks.Sink]] = []
+        self._connection = connection
+        self._database = database
+        self._targets = [
+            (each, fitted(connection, database, each, each.schema(schema)))
+            for each in destinations(settings, schema)
+        ]
+        self._sinks = self._begun()
+
+    def _begun(self) -> list[tuple[Destination, Sequence[Column], sinks.Sink]]:
+        found: list[tuple[Destination, Sequence[Column], sinks.Sink]] = []
         is_staged = False
-        for number, each in enumerate(destinations(settings, schema)):
-            columns = fitted(connection, database, each, each.schema(schema))
+        for number, (each, columns) in enumerate(self._targets):
             # A row may refer to a row of an earlier target. Staged rows reach their table at the end, so all
             # later targets wait, too.
             sink = sinks.sink_for(
-                connection, database, each.settings, columns, _name(number), may_be_straight=not is_staged
+                self._connection,
+                self._database,
+                each.settings,
+                columns,
+                _name(number),
+                may_be_straight=not is_staged,
             )
             is_staged = isinstance(sink, sinks.Staged)
-            self._sinks.append((each, columns, sink))
+            found.append((each, columns, sink))
+        return found
+
+    def again(self) -> None:
+        """Begin anew, for other rows, after `finish` or an error."""
+        for number in range(len(self._targets)):
+            self._database.drop_temporary(self._connection, _name(number))
+        self._sinks = self._begun()
 
     def add(self, rows: pa.Table) -> None:
         """Add new rows."""

@@ -1,7 +1,9 @@
 """The ledger: the partitions of each batch that have committed, with their counts."""
 
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import islice
 from typing import Any
 
@@ -9,6 +11,7 @@ from sqlalchemy import Connection, Row, Select, and_, select, update
 from sqlalchemy.sql.elements import ColumnElement
 
 from inbox_outbox_base.databases.loading import Loading
+from inbox_outbox_base.databases.loading_values import Owner
 from inbox_outbox_base.errors.inbox import TransactionEnded
 from inbox_outbox_base.tables.inbox import Tables, utcnow
 
@@ -46,7 +49,7 @@ class LedgerEntry:
         }
 
 
-def columns(counts: RowCounts) -> dict[str, int]:
+def columns(counts: RowCounts) -> dict[str, Any]:
     """Counts as columns."""
     return {
         "rows_read": counts.rows,
@@ -55,6 +58,7 @@ def columns(counts: RowCounts) -> dict[str, int]:
         "rows_repeated": counts.repeated,
         "rows_dropped": counts.dropped,
         "rows_mismatch": counts.mismatch,
+        "rows_rejected": counts.rejected,
     }
 
 
@@ -75,6 +79,9 @@ def find(connection: Connection, tables: Tables, entry: LedgerEntry) -> RowCount
 def settle(connection: Connection, tables: Tables, entry: LedgerEntry, counts: RowCounts) -> None:
     """Write the counts of an entry that this transaction has inserted."""
     values = columns(counts) | {"committed_at": utcnow()}
+    if counts.rejected:
+        # No other attempt finds it, so that the rejected rows are tried again.
+        values["fingerprint"] = os.urandom(16)
     connection.execute(update(tables.ledger).where(_this(tables, entry)).values(values))
 
 
@@ -121,6 +128,40 @@ def by_id(
         yield from connection.execute(query.where(tables.ledger.c.id.in_(some)))
 
 
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A row of the ledger: which partition of a job has written keys in bulk, and when."""
+
+    id: int
+    run: str
+    batch: int
+    part: int
+    committed_at: datetime
+
+
+class Loads:
+    """The rows of the ledger that the keys of one page name."""
+
+    def __init__(self, tables: Tables, consumer: str) -> None:
+        self._tables = tables
+        self._consumer = consumer
+        self._by_id: dict[int, Load] = {}
+
+    def find(self, connection: Connection, owners: Iterable[Owner | None]) -> None:
+        """Read the loads of these owners; call this after the keys were read: a key is committed together
+        with its load."""
+        c = self._tables.ledger.c
+        ids = {owner for owner in owners if isinstance(owner, int)}
+        known = {each.id: each for each in self._by_id.values() if each.id in ids}
+        query = select(c.id, c.run, c.batch, c.part, c.committed_at).where(c.consumer == self._consumer)
+        rows = by_id(connection, self._tables, ids - known.keys(), query)
+        self._by_id = known | {row.id: Load(**row._mapping) for row in rows}  # noqa: SLF001 - it is public
+
+    def of(self, owner: Owner | None) -> Load | None:
+        """The load that has written a key; None if the key came alone, or its load has left the ledger."""
+        return self._by_id.get(owner) if isinstance(owner, int) else None
+
+
 def _counts(row: Row[Any]) -> RowCounts:
     if row.rows_read == 0:  # a transaction's last statement writes the number, and every partition has rows
         raise TransactionEnded(
@@ -134,4 +175,5 @@ def _counts(row: Row[Any]) -> RowCounts:
         row.rows_repeated,
         row.rows_dropped,
         row.rows_mismatch,
+        row.rows_rejected,
     )

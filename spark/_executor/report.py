@@ -13,6 +13,7 @@ class RowCounts:
     repeated: int = 0
     dropped: int = 0
     mismatch: int = 0
+    rejected: int = 0
 
     def __add__(self, other: "RowCounts") -> "RowCounts":
         return RowCounts(
@@ -22,6 +23,7 @@ class RowCounts:
             self.repeated + other.repeated,
             self.dropped + other.dropped,
             self.mismatch + other.mismatch,
+            self.rejected + other.rejected,
         )
 
 
@@ -29,7 +31,7 @@ class RowCounts:
 class WriteReport:
     """The counts of all that a run's batch has committed, no matter how often its partitions were tried.
 
-    `rows` is always the sum of `new`, `duplicate`, `repeated` and `dropped`.
+    `rows` is always the sum of `new`, `duplicate`, `repeated`, `dropped` and `rejected`.
     """
 
     run: str
@@ -51,6 +53,9 @@ class WriteReport:
     mismatch: int
     """Rows whose key was taken with other content, by the option `digest`. They were not applied, and also
     count as duplicate or repeated."""
+    rejected: int
+    """Rows that the target has refused, with bad_rows="table": they are in `inbox_rejected`, and their keys
+    are not taken."""
     partitions: int
     """Partitions that had rows."""
     replayed: int

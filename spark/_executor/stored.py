@@ -18,7 +18,7 @@ from inbox_outbox_base.tables.inbox import Tables, tables
 from spark._options.reading import Reading
 
 from .connect import committed, engine_of
-from .loads import Loads
+from .ledger import Loads
 
 
 @dataclass(frozen=True)

@@ -1,36 +1,40 @@
 """One partition on an executor: read it, then take its keys and apply its rows in one transaction."""
 
 import gc
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError
 
 from inbox_outbox_base.databases.loading import Loading
-from inbox_outbox_base.databases.loading_values import Owner, WriterClaim
+from inbox_outbox_base.databases.loading_values import WriterClaim
 from inbox_outbox_base.databases.registry import loading
 from inbox_outbox_base.databases.results import Append, Statements, Upsert
 from inbox_outbox_base.errors.inbox import PayloadMismatch, TransientError
 from inbox_outbox_base.errors.spark import InvalidRow
 from inbox_outbox_base.tables.inbox import Tables, tables
 from spark._options.settings import WriterSettings
+from spark._options.zones import in_known_zones
 
 from . import ledger
 from .connect import committed, engine_of
+from .failures import is_of_a_row
 from .filling import Filling
 from .keys import Fingerprint, encode
 from .ledger import LedgerEntry
-from .mismatches import digests, mismatches
+from .mismatches import digests
 from .publishing import PartitionMessages
+from .refusing.dividing import Dividing, RefusedRow
+from .refusing.rejected import RejectedRows
 from .report import RowCounts
 from .spool import DIGEST, KEY, Spool
+from .taking import Taking, place_in
 from .transaction_check import check_open, intact
-from .zones import in_known_zones
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +161,24 @@ class _Partition:
     def commit(self) -> RowCounts:
         """Commit the partition, or find in the ledger (without a ledger: in the keys) another attempt's
         commit."""
-        return committed(self._engine, self._database, self._task.settings, self._write)
+        try:
+            return self._committed(self._write)
+        except BaseException as error:
+            if not isinstance(self._task.settings.results, Append | Upsert) or not is_of_a_row(error):
+                raise
+        # Only now is there a reason to look at the rows one by one.
+        try:
+            return self._committed(partial(self._write, by_halves=True))
+        except DBAPIError as error:
+            if not is_of_a_row(error):
+                raise
+        # A constraint refuses a row at the COMMIT.
+        return self._committed(partial(self._write, by_halves=True, at_once=True))
 
-    def _write(self, connection: Connection) -> RowCounts:
+    def _committed(self, work: Callable[[Connection], RowCounts]) -> RowCounts:
+        return committed(self._engine, self._database, self._task.settings, work)
+
+    def _write(self, connection: Connection, *, by_halves: bool = False, at_once: bool = False) -> RowCounts:
         tables, settings = self._task.tables, self._task.settings
         load = None
         if settings.ledger != "off":
@@ -169,7 +188,9 @@ class _Partition:
             if load is None:
                 return self._found_before(connection)
         with intact(connection):
-            counts = self._apply(connection, load)
+            if at_once:
+                self._database.check_at_once(connection)
+            counts = self._apply(connection, load, by_halves)
             if self._publishing is not None:
                 self._publishing.finish(connection, counts)
         if settings.ledger != "off":
@@ -183,21 +204,26 @@ class _Partition:
             raise TransientError("the ledger's row was written after this transaction's snapshot")
         return counts
 
-    def _apply(self, connection: Connection, load: int | None) -> RowCounts:
+    def _apply(self, connection: Connection, load: int | None, by_halves: bool) -> RowCounts:
         """Take the keys, and apply the rows with new ones."""
         task, settings, part = self._task, self._task.settings, self._entry.part
         if settings.inbox == "table":
-            return self._apply_to_table(connection)
+            return self._apply_to_table(connection, by_halves)
         job = (task.run, settings.batch, task.work)
         claim = WriterClaim.of(task.tables, settings.consumer, job, part, load)
         # From here on, single messages of this consumer use the statement that can wait for a key.
         self._database.announce(connection, claim)
-        taking = _Taking(self._database, connection, claim, self._spool, self._entry, self._publishing)
+        taking = Taking(self._database, connection, claim, self._spool, self._entry)
         results = settings.results
-        if isinstance(results, Append | Upsert | Statements):
-            _fill(taking.fresh(), connection, self._database, settings)
+        rejected = RejectedRows(connection, self._database, task.tables, self._entry, load)
+        if by_halves:
+            self._fill_by_halves(connection, taking.fresh(), taking.place, rejected.add)
+            rejected.finish()
+        elif isinstance(results, Append | Upsert | Statements):
+            _fill(self._published(connection, taking.fresh()), connection, self._database, settings)
         else:
-            rest = (batch for rows in taking.fresh() for batch in rows.to_batches(settings.batch_size))
+            fresh = self._published(connection, taking.fresh())
+            rest = (batch for rows in fresh for batch in rows.to_batches(settings.batch_size))
             first = next(rest, None)
             if first is not None:
                 results(connection, chain([first], rest))
@@ -210,24 +236,77 @@ class _Partition:
                 f"mismatches='error': {differing} rows have a key that was taken with other values of "
                 f"digest={settings.digest!r}"
             )
-        new, duplicate, rows = taking.counts.new, taking.counts.duplicate, self._spool.rows
-        repeated = rows - new - duplicate
-        return RowCounts(rows + self._dropped, new, duplicate, repeated, self._dropped, differing)
+        taken, duplicate, rows = taking.counts.new, taking.counts.duplicate, self._spool.rows
+        return RowCounts(
+            rows=rows + self._dropped,
+            new=taken - rejected.count,
+            duplicate=duplicate,
+            repeated=rows - taken - duplicate,
+            dropped=self._dropped,
+            mismatch=differing,
+            rejected=rejected.count,
+        )
 
-    def _apply_to_table(self, connection: Connection) -> RowCounts:
+    def _published(self, connection: Connection, fresh: Iterator[pa.Table]) -> Iterator[pa.Table]:
+        """The rows without their stored keys, after their messages."""
+        for rows in fresh:
+            self._publish(connection, rows)
+            yield rows.drop_columns([KEY])
+
+    def _publish(self, connection: Connection, rows: pa.Table) -> None:
+        if self._publishing is not None:
+            self._publishing.add(connection, rows)
+
+    def _fill_by_halves(
+        self,
+        connection: Connection,
+        tables: Iterator[pa.Table],
+        place: Callable[[str], int],
+        refused: Callable[[RefusedRow], None],
+    ) -> int:
+        """Apply the rows, except those that the target refuses; with inbox="table", return how many were new.
+
+        Raises:
+            InvalidRow: there is such a row, and bad_rows is "fail".
+        """
+        settings = self._task.settings
+
+        def fail(row: RefusedRow) -> None:
+            raise InvalidRow(
+                f"partition {self._entry.part}, row {place(row.key)} in the order of the keys: {row.error}"
+            )
+
+        dividing = Dividing(
+            connection,
+            self._database,
+            settings,
+            lambda rows: self._publish(connection, rows),
+            fail if settings.bad_rows == "fail" else refused,
+        )
+        return sum(dividing.apply(rows) for rows in tables)
+
+    def _apply_to_table(self, connection: Connection, by_halves: bool) -> RowCounts:
         """Apply the rows whose keys are new to the target."""
         given = 0
+        keys = pa.array([], pa.string())
 
         def rows() -> Iterator[pa.Table]:
-            nonlocal given
+            nonlocal given, keys
             for each in self._spool.tables():
+                keys = each.column(KEY).combine_chunks()
+                yield each
                 given += each.num_rows
-                yield each.drop_columns([KEY])
 
-        new = _fill(rows(), connection, self._database, self._task.settings)
-        return RowCounts(
-            self._spool.rows + self._dropped, new, given - new, self._spool.rows - given, self._dropped
-        )
+        def place(key: str) -> int:
+            return given + place_in(keys, key)
+
+        if by_halves:
+            new = self._fill_by_halves(connection, rows(), place, lambda _: None)
+        else:
+            without_keys = (each.drop_columns([KEY]) for each in rows())
+            new = _fill(without_keys, connection, self._database, self._task.settings)
+        total, dropped = self._spool.rows, self._dropped
+        return RowCounts(total + dropped, new, given - new, total - given, dropped)
 
 
 def _fill(
@@ -240,60 +319,3 @@ def _fill(
             filling = Filling(connection, database, settings, rows.schema)
         filling.add(rows)
     return 0 if filling is None else filling.finish()
-
-
-class _Taking:
-    """Takes a partition's keys, table by table."""
-
-    def __init__(
-        self,
-        database: Loading,
-        connection: Connection,
-        claim: WriterClaim,
-        spool: Spool,
-        entry: LedgerEntry,
-        publishing: PartitionMessages | None,
-    ) -> None:
-        self._database = database
-        self._connection = connection
-        self._claim = claim
-        self._spool = spool
-        self._entry = entry
-        self._publishing = publishing
-        self.counts = RowCounts()
-        self.mismatches = 0
-
-    def fresh(self) -> Iterator[pa.Table]:
-        """The rows whose keys were new, in the order of their keys."""
-        for rows in self._spool.tables():
-            keys, its = rows.column(KEY).combine_chunks(), None
-            given = pa.table({"key": keys})
-            if DIGEST in rows.column_names:
-                its = rows.column(DIGEST).combine_chunks()
-                rows, given = rows.drop_columns([DIGEST]), given.append_column("digest", its)
-            taken = self._database.take(self._connection, self._claim, given)
-            new = pc.sum(taken.fresh).as_py() or 0
-            self._count(new, Counter(taken.known.owners.values()))
-            if its is not None and taken.known.digests:
-                self.mismatches += mismatches(keys, its, taken)
-            if new:
-                kept = rows if new == len(keys) else rows.filter(taken.fresh)
-                if self._publishing is not None:
-                    self._publishing.add(self._connection, kept)
-                yield kept.drop_columns([KEY])
-
-    def _count(self, new: int, others: Counter[Owner]) -> None:
-        """Count the keys. Keys that this job took before are not duplicates: they are repeated within the
-        job, or an earlier attempt at this partition took them (without a ledger, only the keys show that)."""
-        claim = self._claim
-        loads = [owner for owner in others if isinstance(owner, int)]
-        parts = ledger.parts(self._connection, self._database, claim.tables, self._entry, loads)
-        own = earlier = 0
-        for owner, keys in others.items():
-            if isinstance(owner, int):
-                is_job, is_part = owner in parts, parts.get(owner) == claim.part
-            else:
-                is_job, is_part = owner.startswith(claim.job), owner.startswith(claim.partition)
-            own += keys * is_job
-            earlier += keys * (is_part and claim.load is None)
-        self.counts += RowCounts(new=new + earlier, duplicate=others.total() - own)

@@ -23,6 +23,7 @@ _TEXTS = {
     "atomicity": "atomicity",
     "nullkeys": "null_keys",
     "mismatches": "mismatches",
+    "badrows": "bad_rows",
     "isolationlevel": "isolation_level",
     "sessioninitstatement": "session_init_statement",
     "inboxschema": "inbox_schema",

@@ -19,6 +19,7 @@ Ledger = Literal["verify", "trust", "off"]
 Atomicity = Literal["partition", "job"]
 NullKeys = Literal["error", "drop"]
 Mismatches = Literal["count", "error"]
+BadRows = Literal["fail", "table"]
 
 ISOLATION_LEVELS = {
     "READ_COMMITTED": "READ COMMITTED",
@@ -66,6 +67,7 @@ class WriterSettings:
     digest: tuple[str, ...]
     """The columns whose content is compared; empty if none is."""
     mismatches: Mismatches
+    bad_rows: BadRows
     batch_size: int
     num_partitions: int | None
     max_connections: int | None
@@ -114,6 +116,7 @@ def checked(
     null_keys: object = "error",
     digest: object = None,
     mismatches: object = "count",
+    bad_rows: object = "fail",
     batch_size: object = 20_000,
     num_partitions: object = None,
     max_connections: object = None,
@@ -150,6 +153,7 @@ def checked(
         null_keys=_one_of("null_keys", null_keys, ("error", "drop")),
         digest=() if digest is None else _digest(digest, inbox),
         mismatches=_mismatches(mismatches, digest),
+        bad_rows=_bad_rows(bad_rows, first.results, inbox),
         batch_size=_whole("batch_size", batch_size, 1),
         num_partitions=None if num_partitions is None else _whole("num_partitions", num_partitions, 1),
         max_connections=None if max_connections is None else _whole("max_connections", max_connections, 1),
@@ -246,6 +250,19 @@ def _mismatches(value: object, digest: object) -> Any:
     if value == "error" and digest is None:
         raise InvalidOption("mismatches='error': needs digest, the columns to compare")
     return _one_of("mismatches", value, ("count", "error"))
+
+
+def _bad_rows(value: object, results: Results, inbox: object) -> Any:
+    if value == "table" and not isinstance(results, Append | Upsert):
+        raise InvalidOption(
+            "bad_rows='table': only for Append and Upsert; of others nobody knows which row they refuse"
+        )
+    if value == "table" and inbox == "table":
+        raise InvalidOption(
+            "bad_rows='table', inbox='table': the table does not tell which keys are taken, and so which of "
+            "these rows are still to be written"
+        )
+    return _one_of("bad_rows", value, ("fail", "table"))
 
 
 def _table(value: object, results: Results) -> tuple[str | None, str | None]:

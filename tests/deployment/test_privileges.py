@@ -26,6 +26,16 @@ on_roles = on("postgresql", "mariadb")  # SQLite has no roles, and MySQL's right
 
 TABLES = tables()
 OLD = datetime.now(UTC) - timedelta(days=100)
+REJECTED = {
+    "consumer": "billing",
+    "key": "a",
+    "error": "e",
+    "content": "{}",
+    "run": "r",
+    "batch": 0,
+    "part": 0,
+}
+SPARK = ("Spark", "Spark with rejected rows")
 FEW = 6  # on MariaDB, parts that need more rights are left out to save time: the same code runs
 Part = Callable[[Engine, Database], None]
 
@@ -147,6 +157,7 @@ def purge(owner: Engine, app: Database) -> None:
             insert(TABLES.message), {"consumer": "a", "key": "a", "claim": bytes(16), "accepted_at": OLD}
         )
         connection.execute(insert(TABLES.ledger), partition | counts | {"consumer": "a"})
+        connection.execute(insert(TABLES.rejected), REJECTED | {"rejected_at": OLD})
         for number in range(2):
             policy = {
                 "consumer": "a",
@@ -160,13 +171,22 @@ def purge(owner: Engine, app: Database) -> None:
         pass
     with owner.begin() as connection:
         connection.execute(update(TABLES.status).values(updated_at=OLD))
-    assert inbox.purge(app.engine()).rows == 2
+    assert inbox.purge(app.engine()).rows == 3
 
 
 def spark(owner: Engine, app: Database) -> None:
-    """Write partitions with new and with known keys."""
+    """Write partitions with new and with known keys, one of which another job has rejected."""
+    with owner.begin() as connection:
+        connection.execute(insert(TABLES.rejected), REJECTED)
     for rows in ([("a", 1), ("b", 2)], [("b", 2), ("c", 3)]):
         write(app, [batch(*rows)], run=str(rows))
+
+
+def spark_with_rejected_rows(owner: Engine, app: Database) -> None:
+    """Write a partition with a row that is refused, twice."""
+    for _ in range(2):
+        report = write(app, [batch(("a", 1), (201 * "b", 2))], run="r", bad_rows="table")
+        assert report.rejected == 1
 
 
 PARTS: dict[str, Part] = {
@@ -178,6 +198,7 @@ PARTS: dict[str, Part] = {
     "operators of the outbox": operators_of_the_outbox,
     "purge": purge,
     "Spark": spark,
+    "Spark with rejected rows": spark_with_rejected_rows,
 }
 
 
@@ -216,7 +237,7 @@ def is_needed(part: str, database: Database, app: Role, right: Right) -> bool:
         return True
     finally:
         app.grant(right)
-    return right.thing == "inbox_consumer" and part in ("take", "status mode", "Spark")
+    return right.thing == "inbox_consumer" and part in ("take", "status mode", *SPARK)
 
 
 def attempt(part: str, database: Database, app: Role) -> None:

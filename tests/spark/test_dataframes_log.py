@@ -1,6 +1,7 @@
 """What a Spark user sees of a write: the report, in Spark's log and in the ledger, and the job's name."""
 
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -8,6 +9,7 @@ import pytest
 from pyspark.java_gateway import ensure_callback_server_started
 
 from spark import InboxDataSource, InboxWriter, WriteReport
+from spark._executor.report import RowCounts
 from tests.support.database import Database
 from tests.support.spark.writes import make_result
 
@@ -119,7 +121,7 @@ def test_the_counts_are_observed_metrics(postgres: Database, spark_session: "Spa
     listener = Listener(spark_session)
     for each in (rows, rows.where("amount BETWEEN 10 AND 19"), rows.where("amount < 0")):
         into.write(each)
-    nothing = {"rows": 0, "new": 0, "duplicate": 0, "repeated": 0, "dropped": 0, "mismatch": 0}
+    nothing = dict.fromkeys((each.name for each in fields(RowCounts)), 0)
     assert listener.read() == [
         nothing | {"rows": 50, "new": 40, "repeated": 10, "mismatch": 10},
         nothing | {"rows": 10, "duplicate": 10},

@@ -43,6 +43,7 @@ BAD: dict[str, list[Any]] = {
     "null_keys": ["", "ignore", 5],
     "digest": ["", [], ["a", ""], ["a", "a"], [1], 5],
     "mismatches": ["", "ignore", 5],
+    "bad_rows": ["", "drop", True, 5],
     "batch_size": [0, -1, 1.5, "10", True],
     "num_partitions": [0, -1, 1.5, "10", True],
     "max_connections": [0, -1, 1.5, "10", True],

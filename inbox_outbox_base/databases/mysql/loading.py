@@ -221,6 +221,11 @@ class MySQLLoading(Loading):
         # The rows just inserted are not newer than themselves.
         return added + connection.execute(sql.update_older(target, names, rows, how)).rowcount
 
+    def drop_temporary(self, connection: Connection, name: str) -> None:
+        # Without TEMPORARY, it would commit.
+        quote = connection.dialect.identifier_preparer.quote_identifier
+        connection.exec_driver_sql(f"DROP TEMPORARY TABLE IF EXISTS {quote(name)}")
+
     def slot(self, connection: Connection, write: Write) -> bool:
         # These locks belong to the server, not the database, and their names have at most 64 characters.
         scope = f"{connection.engine.url.database}\0{write.consumer}".encode()

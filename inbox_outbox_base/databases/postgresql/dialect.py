@@ -43,6 +43,8 @@ class PostgreSQLCodes(Codes):
     aborted = frozenset({"25P02"})
     read_only = frozenset({"25006"})
     denied = frozenset({"42501"})
+    # Of a trigger; of a view; a value that is too long for an index.
+    refuses_row = frozenset({"P0001", "44000", "54000"})
     # A table, a row type, a schema.
     table_missing = frozenset({"42P01", "42704", "3F000"})
 

@@ -194,6 +194,12 @@ class PostgreSQLLoading(OnConflict):
             for piece in _binary(rows.schema, batches) if is_binary else _lines(batches):
                 copy.write(piece)
 
+    def check_at_once(self, connection: Connection) -> None:
+        connection.exec_driver_sql("SET CONSTRAINTS ALL IMMEDIATE")
+
+    def drop_temporary(self, connection: Connection, name: str) -> None:
+        connection.exec_driver_sql(f"DROP TABLE IF EXISTS pg_temp.{quoted(name)}")
+
     def refuses(self, code: Code | None) -> bool:
         # Syntax error or access rule violation, and feature not supported. Errors of other classes come from
         # functions that the planner calls.

@@ -165,6 +165,10 @@ class SQLiteLoading(OnConflict):
         for batch in rows.to_batches(max_chunksize=batch_size):
             connection.exec_driver_sql(added, list(_tuples(batch)))
 
+    def drop_temporary(self, connection: Connection, name: str) -> None:
+        quote = connection.dialect.identifier_preparer.quote_identifier
+        connection.exec_driver_sql(f"DROP TABLE IF EXISTS temp.{quote(name)}")
+
     def insert(self, target: Table) -> Insert:
         return insert(target)
 

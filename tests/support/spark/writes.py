@@ -164,6 +164,6 @@ def taken(engine: Engine, consumer: str = CONSUMER) -> list[str]:
 
 def counts(report: WriteReport) -> dict[str, int]:
     """The counts of a report that are not zero; checks their sum, too."""
-    parts = {name: getattr(report, name) for name in ("new", "duplicate", "repeated", "dropped")}
+    parts = {name: getattr(report, name) for name in ("new", "duplicate", "repeated", "dropped", "rejected")}
     assert report.rows == sum(parts.values()), report
     return {name: count for name, count in parts.items() if count}

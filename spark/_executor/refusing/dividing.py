@@ -1,0 +1,137 @@
+"""Applies rows of which the target refuses some: halves the rows until each part is accepted, or has one row.
+Each part is tried in a savepoint of its own."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pyarrow as pa
+from sqlalchemy import Connection, NestedTransaction
+
+from inbox_outbox_base.databases.loading import Loading
+from inbox_outbox_base.errors.spark import InvalidRow
+from spark._executor.failures import is_of_a_row, told
+from spark._executor.filling import Filling
+from spark._executor.spool import KEY
+from spark._options.settings import WriterSettings
+
+from .content import content
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedRow:
+    """A row that the target refuses."""
+
+    key: str
+    error: str
+    """Without values; it names the column, if that can be found out."""
+    content: str
+    """The row as JSON."""
+
+
+class Dividing:
+    """Applies tables of rows with their stored keys.
+
+    Args:
+        publish: publishes the messages of applied rows.
+        refused: gets each row that cannot be applied.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        database: Loading,
+        settings: WriterSettings,
+        publish: Callable[[pa.Table], None],
+        refused: Callable[[RefusedRow], None],
+    ) -> None:
+        self._connection = connection
+        self._database = database
+        self._settings = settings
+        self._publish = publish
+        self._refused = refused
+        self._filling: Filling | None = None
+        self._blamed: dict[str, list[str]] = {}
+        """By the text of an error, the columns that were to blame for the first row with it."""
+
+    def apply(self, rows: pa.Table) -> int:
+        """Apply the rows, except those that are refused; with inbox="table", return how many were new."""
+        applied, parts = 0, [rows]
+        while parts:
+            part = parts.pop()
+            done = self._tried(part)
+            if isinstance(done, int):
+                applied += done
+            elif part.num_rows == 1:
+                key, row = part.column(KEY)[0].as_py(), part.drop_columns([KEY])
+                self._refused(RefusedRow(key, self._told(part, done), content(row)))
+            else:
+                half = part.num_rows // 2
+                parts += [part.slice(half), part.slice(0, half)]
+        return applied
+
+    def _tried(self, rows: pa.Table, *, is_kept: bool = True) -> int | BaseException:
+        """Apply the rows; return how many were new, or the error with which one of them is refused."""
+        savepoint = self._connection.begin_nested()
+        try:
+            applied = self._fill(rows.drop_columns([KEY]))
+        except BaseException as error:
+            if not is_of_a_row(error):
+                raise
+            self._undo(savepoint)
+            return error
+        try:
+            self._publish(rows)
+        except InvalidRow as error:  # an error of the database would be about a table of the outbox
+            self._undo(savepoint)
+            return error
+        if is_kept:
+            savepoint.commit()
+        else:
+            self._undo(savepoint)
+        return applied
+
+    def _undo(self, savepoint: NestedTransaction) -> None:
+        # First the savepoints in it, which an error has left open.
+        while (inner := self._connection.get_nested_transaction()) not in (None, savepoint):
+            inner.rollback()
+        savepoint.rollback()
+
+    def _fill(self, rows: pa.Table) -> int:
+        if self._filling is None:
+            self._filling = Filling(self._connection, self._database, self._settings, rows.schema)
+        self._filling.again()
+        self._filling.add(rows)
+        return self._filling.finish()
+
+    def _told(self, row: pa.Table, error: BaseException) -> str:
+        text = told(error)
+        names = [] if text.startswith("column ") else self._to_blame(row, text)
+        if not names:
+            return text
+        return f"{'column' if len(names) == 1 else 'columns'} {', '.join(map(repr, names))}: {text}"
+
+    def _to_blame(self, row: pa.Table, text: str) -> list[str]:
+        """The columns without whose values the row is accepted or, if there are none, refused for another
+        reason."""
+        known = self._blamed.get(text)  # mostly the same columns again: that saves trying all others
+        if known is not None and all(self._without(row, name, text) for name in known):
+            return known
+        found = {
+            field.name: better
+            for field in row.schema
+            if field.name != KEY and (better := self._without(row, field.name, text))
+        }
+        accepted = [name for name, better in found.items() if better == "accepted"]
+        self._blamed[text] = accepted or [*found]
+        return self._blamed[text]
+
+    def _without(self, row: pa.Table, name: str, text: str) -> str | None:
+        """What NULL in a column makes of a refused row; None if that changes nothing."""
+        place = row.column_names.index(name)
+        if row.column(place).null_count:
+            return None
+        field = row.schema.field(place)
+        done = self._tried(row.set_column(place, field, pa.nulls(1, field.type)), is_kept=False)
+        if isinstance(done, int):
+            return "accepted"
+        return None if told(done) == text else "refused for another reason"
