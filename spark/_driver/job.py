@@ -10,6 +10,7 @@ import pyarrow as pa
 from sqlalchemy import Connection, Table, inspect
 
 from inbox_outbox_base.databases.loading import Loading
+from inbox_outbox_base.databases.loading_values import Column
 from inbox_outbox_base.databases.missing import missing_table
 from inbox_outbox_base.databases.registry import loading
 from inbox_outbox_base.errors.inbox import TablesMissing
@@ -30,6 +31,9 @@ from spark._options.settings import WriterSettings
 from .work import work_of
 
 _log = logging.getLogger("spark.inbox")
+
+Targets = list[tuple[WriterSettings, list[Column]]]
+"""The settings of each target, and how its columns are sent."""
 
 DISTRIBUTION = "inbox-outbox"
 _NOTHING = b"\0" * 16
@@ -72,8 +76,33 @@ class Job:
             ColumnMismatch: the DataFrame does not fit, or the server would refuse to write to the table.
             TablesMissing: the inbox's tables have not been created.
             UnsafeDatabase: one of these tables cannot keep a promise.
-            PolicyConflict: the consumer uses status-table mode.
+            PolicyConflict: the consumer's stored policy has a longer retention, or status-table mode.
         """
+        targets = self._fitted(schema)
+        # A finished batch writes nothing.
+        if self.finished() is None:
+            self._check_targets(targets)
+        # In a separate transaction, so that it can be retried: on SQLite, a transaction that has read cannot
+        # write if another one has written since.
+        committed(self._engine, self._database, self.settings, partial(self._policy.agree, is_new=True))
+        return Task(self.settings, self.run, self._work, self._done)
+
+    def check(self, schema: pa.Schema) -> None:
+        """The same checks; nothing is written.
+
+        Raises: the errors of `prepare`.
+        """
+        self._check_targets(self._fitted(schema))
+        with transaction(self._engine, self._database, self.settings, PATIENCE) as connection:
+            self._policy.agree(connection, is_new=False)
+
+    @property
+    def _policy(self) -> Declaration:
+        s = self.settings
+        return Declaration(self.tables, s.consumer, "exactly-once", s.retention)
+
+    def _fitted(self, schema: pa.Schema) -> Targets:
+        """How the rows are sent to each target; finds the batch's work, and what is done of it."""
         check_key(self.settings, schema)
         check_messages(self.settings, schema)
         check_digest(self.settings, schema)
@@ -93,16 +122,13 @@ class Job:
             # A generated name is new, so nothing can have been committed under it.
             if self._is_named and self.settings.ledger != "off":
                 self._done, _ = self._entries(connection)
-        if self.finished() is None:
-            # Each target in its own transaction, which an error ends and nothing commits.
-            for settings, columns in targets:
-                with transaction(self._engine, self._database, self.settings, PATIENCE) as connection:
-                    sinks.check(connection, self._database, settings, columns)
-        # In a separate transaction, so that it can be retried: on SQLite, a transaction that has read cannot
-        # write if another one has written since.
-        consumer = Declaration(self.tables, self.settings.consumer, "exactly-once", None)
-        committed(self._engine, self._database, self.settings, partial(consumer.agree, is_new=True))
-        return Task(self.settings, self.run, self._work, self._done)
+        return targets
+
+    def _check_targets(self, targets: Targets) -> None:
+        # Each target in its own transaction, which an error ends and nothing commits.
+        for settings, columns in targets:
+            with transaction(self._engine, self._database, self.settings, PATIENCE) as connection:
+                sinks.check(connection, self._database, settings, columns)
 
     def check_keys(self, schema: pa.Schema) -> None:
         """The checks of `prepare`, except those of the target.

@@ -10,6 +10,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from sqlalchemy import URL
 
+from inbox_outbox_base.checks.retention import Retention
 from inbox_outbox_base.databases.results import Append, Results, Upsert
 from inbox_outbox_base.errors.inbox import InvalidOption
 from spark._executor.probe import unseen_rows
@@ -82,6 +83,8 @@ class InboxWriter:
         lock_timeout: seconds a statement waits for a lock before the transaction is retried.
         memory: bytes of rows that a task keeps in memory; further rows go to a temporary file.
         inbox_schema: the PostgreSQL schema of the inbox's tables.
+        retention: how long the consumer's keys are kept (`inbox.Retention`, seconds or `timedelta`), as for
+            `inbox.Inbox`. None is the stored time, or 7 days.
 
     Options that you omit are taken from the session's ``spark.inbox.*``, with the names of the options of
     `format("inbox")`.
@@ -119,6 +122,7 @@ class InboxWriter:
         lock_timeout: float | timedelta | None = None,
         memory: int | None = None,
         inbox_schema: str | None = None,
+        retention: Retention | float | timedelta | None = None,
     ) -> None:
         self._given = _given(
             url=url,
@@ -147,6 +151,7 @@ class InboxWriter:
             lock_timeout=lock_timeout,
             memory=memory,
             inbox_schema=inbox_schema,
+            retention=retention,
         )
         check_given(self._given)  # the session's defaults are checked later, with the session
 
@@ -160,13 +165,22 @@ class InboxWriter:
             InvalidOption: an option is missing or invalid.
             ColumnMismatch: the DataFrame does not fit the key or the table.
             TablesMissing: the inbox's tables have not been created.
+            PolicyConflict: the consumer's stored policy has a longer retention, or status-table mode.
             PySparkException: a task has failed as often as Spark allows. Committed partitions stay; another
                 call continues with the others.
         """
-        settings = self._settings(df)
-        if settings.ledger == "trust" and settings.run is None:
-            raise InvalidOption("ledger='trust': needs run, which identifies a repeated submission")
+        settings = self._settings_to_write(df)
         return _write(df, settings, settings.run)
+
+    def check(self, df: "DataFrame") -> None:
+        """Check everything that `write` checks before it reads a row. No row is read, and nothing written.
+
+        Raises: the errors of `write`, except those of tasks.
+        """
+        settings = self._settings_to_write(df)
+        schema = arrow_schema(df.schema)
+        _check_zone(df, schema)
+        Job(settings, settings.run).check(schema)
 
     def foreach_batch(self, df: "DataFrame", batch_id: int) -> Any:
         """Write one micro-batch: for ``stream.writeStream.foreachBatch(writer.foreach_batch)``.
@@ -216,6 +230,12 @@ class InboxWriter:
         """
         return reconcile(df, self._settings(df))
 
+    def _settings_to_write(self, df: "DataFrame") -> WriterSettings:
+        settings = self._settings(df)
+        if settings.ledger == "trust" and settings.run is None:
+            raise InvalidOption("ledger='trust': needs run, which identifies a repeated submission")
+        return settings
+
     def _settings(self, df: "DataFrame") -> WriterSettings:
         options = session_options(df) | self._given
         for name in ("url", "key", "consumer"):
@@ -250,8 +270,7 @@ def _written(df: "DataFrame", settings: WriterSettings, run: str | None) -> Writ
     df = _partitioned(df, settings)
     job = Job(settings, run)
     schema = arrow_schema(df.schema)
-    if any(pa.types.is_timestamp(field.type) and field.type.tz for field in schema):
-        known(time_zone(df))
+    _check_zone(df, schema)
     task = job.prepare(schema)
     finished = job.finished()
     if finished is not None and settings.ledger == "trust":
@@ -263,6 +282,11 @@ def _written(df: "DataFrame", settings: WriterSettings, run: str | None) -> Writ
         if all(each.replayed for each in done):
             return job.report(done, time.monotonic() - began)
     return job.report(_run(df, run_task, task), time.monotonic() - began)
+
+
+def _check_zone(df: "DataFrame", schema: pa.Schema) -> None:
+    if any(pa.types.is_timestamp(field.type) and field.type.tz for field in schema):
+        known(time_zone(df))
 
 
 def _run(df: "DataFrame", what: Work, task: Task) -> list[Done]:

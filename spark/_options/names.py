@@ -36,6 +36,7 @@ _NUMBERS = {
     "querytimeout": "query_timeout",
     "locktimeout": "lock_timeout",
     "memory": "memory",
+    "retention": "retention",
 }
 _MESSAGES = ("outboxtopic", "outboxkey", "outboxpayload", "outboxper")
 _RESULTS = ("results", "upsertkey", "version")

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from sqlalchemy import URL
 
 from inbox_outbox_base.checks import options as inbox_options
+from inbox_outbox_base.checks.retention import Retention
 from inbox_outbox_base.databases.results import Append, Results, Statements, Upsert
 from inbox_outbox_base.errors.inbox import InvalidOption
 
@@ -77,6 +78,8 @@ class WriterSettings:
     lock_timeout: float
     memory: int
     inbox_schema: str | None
+    retention: Retention | None
+    """How long the consumer's keys are kept; None for the stored time."""
 
     @property
     def target(self) -> str:
@@ -126,6 +129,7 @@ def checked(
     lock_timeout: object = 30,
     memory: object = 64 * 2**20,
     inbox_schema: object = None,
+    retention: object = None,
 ) -> WriterSettings:
     """The settings for these options.
 
@@ -163,6 +167,7 @@ def checked(
         lock_timeout=_seconds("lock_timeout", lock_timeout),
         memory=_whole("memory", memory, 2**20),
         inbox_schema=_text_or_none("inbox_schema", inbox_schema),
+        retention=None if retention is None else _retention(retention),
     )
 
 
@@ -312,6 +317,14 @@ def _seconds(option: str, value: object) -> float:
     if not isinstance(number, int | float):
         raise InvalidOption(f"{option}={value!r}: expected seconds (a number) or a timedelta")
     return inbox_options.seconds(option, number, inbox_options.LONGEST_WAIT)
+
+
+def _retention(value: object) -> Retention:
+    if isinstance(value, Retention):
+        return value
+    if not isinstance(value, int | float | timedelta):
+        raise InvalidOption(f"retention={value!r}: expected a Retention, seconds (a number) or a timedelta")
+    return Retention.of(value.total_seconds() if isinstance(value, timedelta) else value)
 
 
 def _isolation(value: object) -> str | None:

@@ -67,6 +67,22 @@ def test_a_write_reports_what_it_did(
     )
 
 
+def test_a_check_writes_nothing(postgres: Database, engine: Engine, spark_session: "SparkSession") -> None:
+    """`check` raises the errors that `write` raises before it reads a row, and writes nothing."""
+    df = frame(spark_session)
+    writer(postgres, run="r").check(df)
+    with pytest.raises(ColumnMismatch, match="no such column"):
+        writer(postgres, key="other").check(df)
+    with pytest.raises(ColumnMismatch, match="no such column"):
+        writer(postgres).check(df.withColumn("more", df.amount))
+    with pytest.raises(InvalidOption, match="ledger='trust': needs run"):
+        writer(postgres, ledger="trust").check(df)
+    there = (each for each in tables().metadata.sorted_tables if each.name.startswith("inbox_"))
+    empty = [fetched(engine, select(each)) for each in there if each.name != "inbox_outbox_version"]
+    assert empty == [[]] * len(empty)
+    assert written(engine) == []
+
+
 @pytest.mark.parametrize("ledger", ["trust", pytest.param("verify", marks=pytest.mark.long)])
 def test_a_run_that_is_finished_is_not_done_again(
     postgres: Database, engine: Engine, spark_session: "SparkSession", ledger: str

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from itertools import product
 from threading import Event
@@ -379,3 +380,24 @@ def test_the_consumer_s_policy(postgres: Database) -> None:
     inbox.set_policy(engine, own, mode="status")
     with pytest.raises(PolicyConflict, match="has mode exactly-once, but inbox_consumer says status"):
         write(postgres, [batch(("b", 1))], consumer=own)
+
+
+def test_the_consumer_s_retention(migrated: Database, engine: Engine) -> None:
+    """A writer stores the retention that it is given; a writer with a shorter one than the stored is refused,
+    by `check`, too, which itself stores nothing."""
+
+    def stored() -> list[timedelta]:
+        return [each.policy.retention for each in inbox.status(engine) if each.policy]
+
+    def job(days: int) -> Job:
+        return Job(options_of(migrated, consumer="kept", retention=timedelta(days=days)), None)
+
+    job(30).check(SCHEMA)
+    assert stored() == []
+    job(30).prepare(SCHEMA)
+    assert stored() == [timedelta(days=30)]
+    for shorter in (job(8).check, job(8).prepare):
+        with pytest.raises(PolicyConflict, match="retention=8d, but inbox_consumer says 30d"):
+            shorter(SCHEMA)
+    write(migrated, [batch(("a", 1))], consumer="kept")
+    assert stored() == [timedelta(days=30)]

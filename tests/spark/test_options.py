@@ -53,6 +53,7 @@ BAD: dict[str, list[Any]] = {
     "lock_timeout": [-1, float("nan"), float("inf"), "5", True, 10**400, timedelta(days=2), timedelta(-1)],
     "memory": [0, -1, 2**20 - 1, "64MB", True],
     "inbox_schema": ["", "  ", 5],
+    "retention": [-1, float("nan"), float("inf"), "7d", True, timedelta(-1)],
 }
 
 
