@@ -146,6 +146,7 @@ def _ledger(metadata: MetaData) -> Table:
         Column("id", number(), autoincrement=True, nullable=False),
         Column("rows_mismatch", BigInteger, nullable=False, server_default="0"),
         Column("rows_rejected", BigInteger, nullable=False, server_default="0"),
+        Column("rows_updated", BigInteger, nullable=False, server_default="0"),
         Column("work", String(24), nullable=False, server_default="unknown"),
         PrimaryKeyConstraint("id", name="inbox_ledger_pkey"),
         # With the fingerprint: the same batch may come again in other partitions. With the work: it may go

@@ -34,6 +34,7 @@ def upgrade() -> None:
         sa.Column("id", number(), autoincrement=True, nullable=False),
         sa.Column("rows_mismatch", sa.BigInteger, nullable=False, server_default="0"),
         sa.Column("rows_rejected", sa.BigInteger, nullable=False, server_default="0"),
+        sa.Column("rows_updated", sa.BigInteger, nullable=False, server_default="0"),
         sa.Column("work", sa.String(24), nullable=False, server_default="unknown"),
         sa.PrimaryKeyConstraint("id", name="inbox_ledger_pkey"),
         sa.UniqueConstraint(

@@ -197,6 +197,7 @@ class Job:
             dropped=total.dropped,
             mismatch=total.mismatch,
             rejected=total.rejected,
+            updated=total.updated,
             partitions=parts,
             replayed=replayed,
             seconds=seconds,
@@ -229,7 +230,10 @@ def _reconciled(read: RowCounts, entries: dict[LedgerEntry, RowCounts], inbox: s
     The two differ if the batch was tried before with other partitions. The rows that it applied then are
     recognised as its own, so they count as new, once.
     """
-    new = sum(counts.new for entry, counts in entries.items() if entry.part != WHOLE_BATCH)
+    committed = sum(
+        (counts for entry, counts in entries.items() if entry.part != WHOLE_BATCH), start=RowCounts()
+    )
+    new, read = committed.new, replace(read, updated=committed.updated)
     if inbox == "table":
         # The table does not tell who wrote its rows, so the batch's own were counted as duplicates.
         duplicate = max(0, read.new + read.duplicate - new)

@@ -34,7 +34,7 @@ Work = Callable[[Task, int, Iterable[pa.RecordBatch]], Done | None]
 
 _DONE = (
     "part int, fingerprint binary, rows bigint, new bigint, duplicate bigint, repeated bigint, "
-    "dropped bigint, mismatch bigint, rejected bigint, replayed boolean, transport string"
+    "dropped bigint, mismatch bigint, rejected bigint, updated bigint, replayed boolean, transport string"
 )
 
 
@@ -297,7 +297,14 @@ def _run(df: "DataFrame", what: Work, task: Task) -> list[Done]:
             row.part,
             bytes(row.fingerprint),
             RowCounts(
-                row.rows, row.new, row.duplicate, row.repeated, row.dropped, row.mismatch, row.rejected
+                row.rows,
+                row.new,
+                row.duplicate,
+                row.repeated,
+                row.dropped,
+                row.mismatch,
+                row.rejected,
+                row.updated,
             ),
             row.replayed,
             row.transport,
@@ -329,6 +336,7 @@ def _on_executor(what: Work, task: Task, batches: Iterable[pa.RecordBatch]) -> I
                 "dropped": [counts.dropped],
                 "mismatch": [counts.mismatch],
                 "rejected": [counts.rejected],
+                "updated": [counts.updated],
                 "replayed": [done.replayed],
                 "transport": [done.transport],
             }

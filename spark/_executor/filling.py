@@ -28,6 +28,8 @@ class Filling:
             for each in destinations(settings, schema)
         ]
         self._sinks = self._begun()
+        self.updated = 0
+        """How many rows of the targets an Upsert has updated, so far."""
 
     def _begun(self) -> list[tuple[Destination, Sequence[Column], sinks.Sink]]:
         found: list[tuple[Destination, Sequence[Column], sinks.Sink]] = []
@@ -64,6 +66,7 @@ class Filling:
         """Apply the rows that are left; with inbox="table", return how many rows were new."""
         for _, _, sink in self._sinks:
             sink.finish()
+            self.updated += sink.updated
         return sum(sink.applied for _, _, sink in self._sinks)
 
 

@@ -59,6 +59,7 @@ def columns(counts: RowCounts) -> dict[str, Any]:
         "rows_dropped": counts.dropped,
         "rows_mismatch": counts.mismatch,
         "rows_rejected": counts.rejected,
+        "rows_updated": counts.updated,
     }
 
 
@@ -176,4 +177,5 @@ def _counts(row: Row[Any]) -> RowCounts:
         row.rows_dropped,
         row.rows_mismatch,
         row.rows_rejected,
+        row.rows_updated,
     )

@@ -14,6 +14,7 @@ class RowCounts:
     dropped: int = 0
     mismatch: int = 0
     rejected: int = 0
+    updated: int = 0
 
     def __add__(self, other: "RowCounts") -> "RowCounts":
         return RowCounts(
@@ -24,6 +25,7 @@ class RowCounts:
             self.dropped + other.dropped,
             self.mismatch + other.mismatch,
             self.rejected + other.rejected,
+            self.updated + other.updated,
         )
 
 
@@ -56,6 +58,8 @@ class WriteReport:
     rejected: int
     """Rows that the target has refused, with bad_rows="table": they are in `inbox_rejected`, and their keys
     are not taken."""
+    updated: int
+    """Rows of the targets that an `Upsert` has updated; the others it has inserted, or left as they were."""
     partitions: int
     """Partitions that had rows."""
     replayed: int

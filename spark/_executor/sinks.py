@@ -6,12 +6,12 @@ from typing import Any
 
 import pyarrow as pa
 from sqlalchemy import Column as SqlColumn
-from sqlalchemy import ColumnElement, Connection, MetaData, Select, Table, func, or_, select, text
+from sqlalchemy import ColumnElement, Connection, MetaData, Select, Table, and_, func, or_, select, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.schema import CreateTable
 from sqlalchemy.sql.expression import cast, column, table
 
-from inbox_outbox_base.databases.loading import Loading
+from inbox_outbox_base.databases.loading import Loading, is_newer
 from inbox_outbox_base.databases.loading_values import Column, Type
 from inbox_outbox_base.databases.results import NEW_ROWS, Append, Statements, Upsert
 from inbox_outbox_base.errors.codes import code_of, is_denied, is_transient
@@ -59,6 +59,9 @@ class Sink(ABC):
 
     applied = 0
     """With inbox="table": how many rows were new to the target."""
+
+    updated = 0
+    """How many rows of the target an Upsert has updated."""
 
 
 class DirectSink(Sink):
@@ -124,6 +127,9 @@ class Staged(Sink):
         target, names, rows = target_of(settings, self._columns), _names(self._columns), self._selected()
         is_counted = settings.inbox == "table"
         if isinstance(results, Upsert):
+            # Beforehand: most databases do not tell afterwards which rows were there.
+            older = _older(target, names, rows, results, equates_nulls=self._equates_nulls(results))
+            self.updated = connection.execute(older).scalar_one()
             upsert = self._database.upsert_counted if is_counted else self._database.upsert
             self.applied = upsert(connection, target, names, rows, results)
         elif is_counted:
@@ -157,9 +163,13 @@ class Staged(Sink):
     def _distinct(self, ranked: Any, how: Upsert) -> list[ColumnElement[bool]]:
         """The rows whose key no other row can have: PARTITION BY puts NULLs together, but to most unique keys
         they are different values."""
-        if not self._has_nulls or self._database.equates_nulls(self._connection, self._settings, how.key):
+        if not self._has_nulls or self._equates_nulls(how):
             return []
         return [ranked.c[name].is_(None) for name in how.key]
+
+    def _equates_nulls(self, how: Upsert) -> bool:
+        """Whether rows have NULLs in their key that are the same to the table."""
+        return self._has_nulls and self._database.equates_nulls(self._connection, self._settings, how.key)
 
 
 class FallbackSink(Sink):
@@ -193,6 +203,7 @@ class FallbackSink(Sink):
     def finish(self) -> None:
         self._other.finish()
         self.applied += self._other.applied
+        self.updated = self._other.updated
 
 
 def sink_for(
@@ -242,6 +253,18 @@ def check(
         rights = "INSERT, SELECT and UPDATE" if named else "INSERT" if key is None else "INSERT and SELECT"
         needed = f" (this needs {rights} on the table, and temporary tables)" if is_denied(error) else ""
         raise ColumnMismatch(f"table={settings.target!r}{named}: {error.orig}{needed}") from error
+
+
+def _older(
+    target: Table, names: Sequence[str], rows: Rows, how: Upsert, *, equates_nulls: bool
+) -> Select[int]:
+    """How many of the rows are newer than the target's row with their key."""
+    given = rows.subquery("newer")
+    pairs = [(given.c[name], target.c[name]) for name in how.key]
+    # No index is used for the first.
+    same = [one.is_not_distinct_from(other) if equates_nulls else one == other for one, other in pairs]
+    is_older = is_newer(given.c[how.version], target.c[how.version])
+    return select(func.count()).select_from(given.join(target, and_(*same))).where(is_older)
 
 
 def target_of(settings: WriterSettings, columns: Sequence[Column]) -> Table:

@@ -216,11 +216,13 @@ class _Partition:
         taking = Taking(self._database, connection, claim, self._spool, self._entry)
         results = settings.results
         rejected = RejectedRows(connection, self._database, task.tables, self._entry, load)
+        updated = 0
         if by_halves:
-            self._fill_by_halves(connection, taking.fresh(), taking.place, rejected.add)
+            _, updated = self._fill_by_halves(connection, taking.fresh(), taking.place, rejected.add)
             rejected.finish()
         elif isinstance(results, Append | Upsert | Statements):
-            _fill(self._published(connection, taking.fresh()), connection, self._database, settings)
+            fresh = self._published(connection, taking.fresh())
+            _, updated = _fill(fresh, connection, self._database, settings)
         else:
             fresh = self._published(connection, taking.fresh())
             rest = (batch for rows in fresh for batch in rows.to_batches(settings.batch_size))
@@ -245,6 +247,7 @@ class _Partition:
             dropped=self._dropped,
             mismatch=differing,
             rejected=rejected.count,
+            updated=updated,
         )
 
     def _published(self, connection: Connection, fresh: Iterator[pa.Table]) -> Iterator[pa.Table]:
@@ -263,8 +266,8 @@ class _Partition:
         tables: Iterator[pa.Table],
         place: Callable[[str], int],
         refused: Callable[[RefusedRow], None],
-    ) -> int:
-        """Apply the rows, except those that the target refuses; with inbox="table", return how many were new.
+    ) -> tuple[int, int]:
+        """Apply the rows, except those that the target refuses; return the numbers of `_fill`.
 
         Raises:
             InvalidRow: there is such a row, and bad_rows is "fail".
@@ -283,7 +286,8 @@ class _Partition:
             lambda rows: self._publish(connection, rows),
             fail if settings.bad_rows == "fail" else refused,
         )
-        return sum(dividing.apply(rows) for rows in tables)
+        applied = sum(dividing.apply(rows) for rows in tables)
+        return applied, dividing.updated
 
     def _apply_to_table(self, connection: Connection, by_halves: bool) -> RowCounts:
         """Apply the rows whose keys are new to the target."""
@@ -301,21 +305,21 @@ class _Partition:
             return given + place_in(keys, key)
 
         if by_halves:
-            new = self._fill_by_halves(connection, rows(), place, lambda _: None)
+            new, updated = self._fill_by_halves(connection, rows(), place, lambda _: None)
         else:
             without_keys = (each.drop_columns([KEY]) for each in rows())
-            new = _fill(without_keys, connection, self._database, self._task.settings)
+            new, updated = _fill(without_keys, connection, self._database, self._task.settings)
         total, dropped = self._spool.rows, self._dropped
-        return RowCounts(total + dropped, new, given - new, total - given, dropped)
+        return RowCounts(total + dropped, new, given - new, total - given, dropped, updated=updated)
 
 
 def _fill(
     tables: Iterator[pa.Table], connection: Connection, database: Loading, settings: WriterSettings
-) -> int:
-    """Apply the rows; with inbox="table", return how many were new."""
+) -> tuple[int, int]:
+    """Apply the rows; return how many were new, with inbox="table", and how many rows an Upsert updated."""
     filling = None
     for rows in tables:
         if filling is None:
             filling = Filling(connection, database, settings, rows.schema)
         filling.add(rows)
-    return 0 if filling is None else filling.finish()
+    return (0, 0) if filling is None else (filling.finish(), filling.updated)

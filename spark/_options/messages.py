@@ -45,7 +45,7 @@ class PerPartition:
     """Publish one message for each partition that applies new rows, with its counts.
 
     The payload is a JSON object of consumer, run, batch, part, rows, new, duplicate, repeated,
-    dropped, mismatch and rejected.
+    dropped, mismatch, rejected and updated.
 
     Args:
         topic: the messages' topic.

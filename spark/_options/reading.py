@@ -35,7 +35,7 @@ COLUMNS = {
     "ledger": (
         "id bigint, consumer string, run string, batch bigint, part int, parts int, rows_read bigint, "
         "rows_new bigint, rows_duplicate bigint, rows_repeated bigint, rows_dropped bigint, "
-        "rows_mismatch bigint, rows_rejected bigint, committed_at timestamp, work string"
+        "rows_mismatch bigint, rows_rejected bigint, rows_updated bigint, committed_at timestamp, work string"
     ),
 }
 """The columns of a read."""

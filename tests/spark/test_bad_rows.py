@@ -288,8 +288,9 @@ def test_only_bad_rows(migrated: Database, engine: Engine) -> None:
 
 
 @on("postgresql")
-def test_an_upsert_with_bad_rows(migrated: Database, engine: Engine) -> None:
-    """A version that the table refuses is rejected. A row without a key is dropped, not rejected."""
+def test_rows_that_an_upsert_has_updated(migrated: Database, engine: Engine) -> None:
+    """A partition that is tried by halves counts each updated row once. A row without a key is dropped, not
+    rejected."""
     options = USUAL | {"table": "newest", "results": Upsert("id", "version"), "key": ["id", "version"]}
     schema = pa.schema([("id", pa.string()), ("size", pa.int32()), ("version", pa.int32())])
 
@@ -303,6 +304,7 @@ def test_an_upsert_with_bad_rows(migrated: Database, engine: Engine) -> None:
     write(migrated, [versions(1)], null_keys="drop", **options)
     report = write(migrated, [versions(2, bad=-1)], null_keys="drop", **options)
     assert counts(report) == {"new": 2, "dropped": 1, "rejected": 1}
+    assert report.updated == 2
 
 
 @each_on("postgresql", "inbox_kind", ["rows", "table"])

@@ -146,7 +146,7 @@ def test_a_message_for_each_partition(migrated: Database) -> None:
         }
         for _ in range(2):
             write(migrated, [batch(*TEN[:3], TEN[0])], [batch(*TEN[3:])], [batch(TEN[0])], **options)
-        sums = {"duplicate": 0, "repeated": 0, "dropped": 0, "mismatch": 0, "rejected": 0}
+        sums = {"duplicate": 0, "repeated": 0, "dropped": 0, "mismatch": 0, "rejected": 0, "updated": 0}
         first = {"consumer": inbox, "run": inbox, "batch": 0, "part": 0, "rows": 4, "new": 3} | sums
         second = first | {"part": 1, "rows": 7, "new": 7}
         assert objects(migrated) == [(inbox, first | {"repeated": 1}), (inbox, second)]

@@ -1,5 +1,6 @@
 """New rows are appended, merged, or passed to SQL and functions, exactly once."""
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -114,12 +115,17 @@ ORDERS: list[tuple[list[Any], tuple[int, int]]] = [
 
 def test_upsert_keeps_the_newest(migrated: Database, engine: Engine) -> None:
     """Of all rows of an item, the one with the highest version is in the table at the end, in whatever order
-    and however many at a time they arrive. A NULL or equal version does not replace a row."""
+    and however many at a time they arrive. A NULL or equal version does not replace a row. The report counts
+    the rows of the table that were updated."""
     for batches, newest in ORDERS:
         with case(batches):
+            stored: list[float] = []
             for values in batches:
                 report = write(migrated, [prices(*values)], table="price", key="event", results=NEWEST)
                 assert counts(report) == {"new": len(values)}
+                given = max(-math.inf if version is None else version for _, version, _ in values)
+                assert report.updated == sum(given > each for each in stored)
+                stored = [max([given, *stored])]
             assert price(engine) == [newest]
         execute(engine, delete(PRICE), delete(tables().message))
 
@@ -372,6 +378,7 @@ def test_a_key_in_which_nulls_are_equal(postgres: Database) -> None:
     execute(engine, HOLDING.format("NULLS NOT DISTINCT"))
     write(postgres, [accounts_of(*EVENTS)], **NULL_KEYS)
     assert held(engine) == [("x", 2), (None, 2)]
+    assert write(postgres, [accounts_of(("h", None, 3), ("i", "y", 1))], **NULL_KEYS).updated == 1
     found = reconcile(postgres, [accounts_of(*EVENTS)], **NULL_KEYS)
     assert (found.present, found.keys) == (5, 5)
 

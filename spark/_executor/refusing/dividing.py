@@ -69,32 +69,39 @@ class Dividing:
                 parts += [part.slice(half), part.slice(0, half)]
         return applied
 
+    @property
+    def updated(self) -> int:
+        """How many rows of the targets an Upsert has updated."""
+        return 0 if self._filling is None else self._filling.updated
+
     def _tried(self, rows: pa.Table, *, is_kept: bool = True) -> int | BaseException:
         """Apply the rows; return how many were new, or the error with which one of them is refused."""
-        savepoint = self._connection.begin_nested()
+        savepoint, updated = self._connection.begin_nested(), self.updated
         try:
             applied = self._fill(rows.drop_columns([KEY]))
         except BaseException as error:
             if not is_of_a_row(error):
                 raise
-            self._undo(savepoint)
+            self._undo(savepoint, updated)
             return error
         try:
             self._publish(rows)
         except InvalidRow as error:  # an error of the database would be about a table of the outbox
-            self._undo(savepoint)
+            self._undo(savepoint, updated)
             return error
         if is_kept:
             savepoint.commit()
         else:
-            self._undo(savepoint)
+            self._undo(savepoint, updated)
         return applied
 
-    def _undo(self, savepoint: NestedTransaction) -> None:
+    def _undo(self, savepoint: NestedTransaction, updated: int) -> None:
         # First the savepoints in it, which an error has left open.
         while (inner := self._connection.get_nested_transaction()) not in (None, savepoint):
             inner.rollback()
         savepoint.rollback()
+        if self._filling is not None:
+            self._filling.updated = updated
 
     def _fill(self, rows: pa.Table) -> int:
         if self._filling is None:
