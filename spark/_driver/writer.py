@@ -58,7 +58,9 @@ class InboxWriter:
             can be written again once its row has left the table.
         outbox: `PerRow(...)` publishes a message for each new row to the outbox, `PerPartition(...)` one for
             each partition with new rows, in the partition's transaction.
-        user, password: replace the user and password in the URL.
+        user, password: replace the user and password in the URL. Instead of a password that expires, give a
+            function without arguments that returns it, or a command (a list of texts) that prints it: it is
+            asked before each connection, on the driver and on the executors.
         run: a name for this job. If the same run and batch is submitted again, committed partitions are
             recognised. None generates a name, so that only retries inside the job are recognised (keys are
             always recognised). For `foreach_batch` the default is the query's id, if Spark provides it.
@@ -104,7 +106,7 @@ class InboxWriter:
         inbox: str | None = None,
         outbox: Messages | None = None,
         user: str | None = None,
-        password: str | None = None,
+        password: str | Callable[[], str] | Sequence[str] | None = None,
         run: str | None = None,
         batch: int | None = None,
         ledger: str | None = None,

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, text
+from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event, text
 from sqlalchemy.exc import DBAPIError
 
 from inbox import is_transient
@@ -17,7 +17,8 @@ from inbox_outbox_base.databases.loading import Loading
 from inbox_outbox_base.databases.registry import loading
 from inbox_outbox_base.errors.codes import is_passing, refusal
 from inbox_outbox_base.errors.inbox import TransientError
-from spark._options.settings import WriterSettings
+from spark._options.passwords import given_by
+from spark._options.settings import AskedPassword, WriterSettings
 
 T = TypeVar("T")
 
@@ -34,18 +35,21 @@ def engine_of(settings: WriterSettings) -> Engine:
     database = loading(settings.url.get_backend_name())
     isolation_level = database.isolation_level(settings.isolation_level)
     defaults = tuple(database.connect_args.items())
-    return _engine(settings.url, isolation_level, defaults, settings.session_init_statement)
+    return _engine(
+        settings.url, settings.password, isolation_level, defaults, settings.session_init_statement
+    )
 
 
 @lru_cache(maxsize=8)
 def _engine(
     address: URL,
+    password: AskedPassword | None,
     isolation_level: str,
     defaults: tuple[tuple[str, Any], ...],
     statement: str | None,
 ) -> Engine:
     url, connect_args = for_engine(address)
-    return create_engine(
+    engine = create_engine(
         url,
         poolclass=NullPool,
         isolation_level=isolation_level,
@@ -53,6 +57,13 @@ def _engine(
         hide_parameters=True,
         connect_args=connect_args | {name: value for name, value in defaults if name not in url.query},
     )
+    if password is not None:
+
+        @event.listens_for(engine, "do_connect")
+        def ask(dialect: Any, record: Any, args: Any, parameters: dict[str, Any]) -> None:
+            parameters["password"] = given_by(password)
+
+    return engine
 
 
 def committed(

@@ -1,6 +1,7 @@
 """Options as text, named as in Spark's JDBC source."""
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from inbox_outbox_base.databases.results import Append, Upsert
@@ -60,14 +61,17 @@ def from_strings(options: Mapping[str, str]) -> dict[str, Any]:
         InvalidOption: an option is unknown, cannot be honoured, or is not a number.
     """
     given = {plain(name): (name, value) for name, value in options.items()}
+    if {"password", "passwordcommand"} <= given.keys():
+        raise InvalidOption("passwordCommand: not together with password")
     found: dict[str, Any] = {}
     for lower, (name, value) in given.items():
         if lower in _TEXTS:
             found[_TEXTS[lower]] = value
         elif lower in _NUMBERS:
             found[_NUMBERS[lower]] = number(name, value)
-        elif lower in ("key", "digest"):
-            found[lower] = names(value)
+        elif lower in _PARSED:
+            argument, parse = _PARSED[lower]
+            found[argument] = parse(value)
         elif lower in _REFUSED:
             raise InvalidOption(f"{name}={value!r}: {_REFUSED[lower]}")
         elif lower not in (*_RESULTS, *_MESSAGES, *_SPARKS_OWN):
@@ -107,6 +111,13 @@ def _results(given: dict[str, str]) -> Append | Upsert:
     return Append()
 
 
+def _command(value: str) -> list[str]:
+    try:
+        return shlex.split(value)
+    except ValueError:
+        raise InvalidOption("passwordCommand: a quote is not closed") from None
+
+
 def names(value: str) -> tuple[str, ...]:
     """Names that are separated by commas."""
     return tuple(name.strip() for name in value.split(","))
@@ -122,3 +133,10 @@ def number(name: str, value: str) -> int:
         return int(value)
     except ValueError:
         raise InvalidOption(f"{name}={value!r}: expected a whole number") from None
+
+
+_PARSED: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "key": ("key", names),
+    "digest": ("digest", names),
+    "passwordcommand": ("password", _command),
+}

@@ -17,6 +17,7 @@ _CONNECTION = {
     "url": "url",
     "user": "user",
     "password": "password",
+    "passwordcommand": "passwordCommand",
     "fetchsize": "batchsize",
     "isolationlevel": "isolationLevel",
     "sessioninitstatement": "sessionInitStatement",

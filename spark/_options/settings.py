@@ -1,7 +1,7 @@
 """A writer's options, checked before anything is read or written."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -21,6 +21,8 @@ Atomicity = Literal["partition", "job"]
 NullKeys = Literal["error", "drop"]
 Mismatches = Literal["count", "error"]
 BadRows = Literal["fail", "table"]
+AskedPassword = Callable[[], str] | tuple[str, ...]
+"""A function that returns a password, or a command that prints it."""
 
 ISOLATION_LEVELS = {
     "READ_COMMITTED": "READ COMMITTED",
@@ -50,6 +52,8 @@ class WriterSettings:
     """All options of a task; sent to executors, so it contains the password, which is never shown."""
 
     url: URL
+    password: AskedPassword | None = field(repr=False)
+    """Gives the password, if it is not in the URL."""
     table: str | None
     table_schema: str | None
     key: tuple[str, ...]
@@ -137,11 +141,13 @@ def checked(
         InvalidOption: an option is invalid; the message names it and its value, but never a password.
     """
     first, *more = _targets(table, results)
+    asked = _asked(password)
     checked_key = _key(_names("key", key), first.results)
     for each in (first, *more):
         _check_versions(checked_key, each.results)
     return WriterSettings(
-        url=jdbc_or_sqlalchemy(url, user, password),
+        url=jdbc_or_sqlalchemy(url, user, None if asked else password),
+        password=asked,
         table=first.table,
         table_schema=first.table_schema,
         key=checked_key,
@@ -178,6 +184,13 @@ def check_given(options: Mapping[str, Any]) -> None:
         InvalidOption: as `checked`.
     """
     checked(**{**_STAND_INS, **options})
+
+
+def _asked(value: object) -> AskedPassword | None:
+    if callable(value):
+        return value
+    is_command = isinstance(value, list | tuple) and value and all(isinstance(part, str) for part in value)
+    return tuple(value) if is_command else None  # type: ignore[arg-type]
 
 
 def _targets(table: object, results: object) -> list[Into]:

@@ -20,9 +20,12 @@ def jdbc_or_sqlalchemy(url: object, user: object = None, password: object = None
     """
     if not isinstance(url, str | URL) or not str(url):
         raise InvalidOption("url: expected something like jdbc:postgresql://host/database")
-    for option, value in (("user", user), ("password", password)):
+    for option, value, others in (
+        ("user", user, ""),
+        ("password", password, ", a function, or a command as a list of texts"),
+    ):
         if value is not None and not isinstance(value, str):
-            raise InvalidOption(f"{option}: expected text")
+            raise InvalidOption(f"{option}: expected text{others}")
     text = url.render_as_string(hide_password=False) if isinstance(url, URL) else url
     found = _from_jdbc(text[5:]) if text.lower().startswith("jdbc:") else database_url(text)
     taking(found.get_backend_name())  # or it is not supported

@@ -1,6 +1,7 @@
 """Every option of the Spark writer: a wrong value is rejected before anything is read, by an error that names
 the option and never contains a password."""
 
+import sys
 import traceback
 from datetime import timedelta
 from pathlib import Path
@@ -17,9 +18,12 @@ from spark import Append, InboxDataSource, InboxWriter, Statements, Upsert
 from spark._driver.job import Job
 from spark._options.names import from_strings
 from spark._options.settings import WriterSettings, checked
+from spark.errors import SparkWriterError
 from tests.support.cases import case
 from tests.support.database import Database
-from tests.support.spark.writes import batch, make_result, write, written
+from tests.support.on_servers import on
+from tests.support.roles import PASSWORD, rights, role
+from tests.support.spark.writes import attempt, batch, make_result, prepared, write, written
 
 SECRET = "hunter2"  # noqa: S105 - it opens nothing
 GOOD: dict[str, Any] = {
@@ -117,6 +121,45 @@ def test_a_user_or_password_that_is_no_text(option: str) -> None:
     with pytest.raises(InvalidOption, match=f"^{option}: expected text") as caught:
         InboxWriter(**{**GOOD, option: 31415})
     assert "31415" not in str(caught.value)
+
+
+@on("mariadb")
+def test_a_password_that_is_asked_for(migrated: Database) -> None:
+    """A function or a command gives the password of each connection, on driver and executors. If there is
+    none, or it is wrong, the error has neither the password nor what the command has printed."""
+    engine, asked = make_result(migrated), []
+
+    def give() -> str:
+        asked.append(PASSWORD)
+        return PASSWORD
+
+    with role(migrated) as app:
+        for right in rights("mariadb", "Spark"):
+            app.grant(right)
+        url = app.database.url._replace(password=None)
+        write(app.database, [batch(("a", 1))], url=url, password=give)
+        assert len(asked) > 3
+        printing = [sys.executable, "-c", f"print({PASSWORD!r})"]
+        task = prepared(app.database, url=url, password=printing)
+        assert attempt(task, 0, batch(("b", 1)))
+        assert PASSWORD not in repr(task)
+        failing = [sys.executable, "-c", f"print({SECRET!r}); exit(3)"]
+        with pytest.raises(SparkWriterError, match=r"password: .* ended with exit code 3") as failed:
+            prepared(app.database, url=url, password=failing)
+        with pytest.raises(DBAPIError, match="Access denied") as refused:
+            prepared(app.database, url=url, password=[sys.executable, "-c", f"print({SECRET!r})"])
+        for error in (failed.value, refused.value):
+            assert SECRET not in "".join(traceback.format_exception(error))
+    assert written(engine) == [("a", 1), ("b", 1)]
+
+
+def test_the_option_for_a_command() -> None:
+    """`passwordCommand` is divided as a shell divides it, and excludes `password`."""
+    assert from_strings({"passwordCommand": "tool --for 'a b'"}) == {"password": ["tool", "--for", "a b"]}
+    for given in ({"passwordCommand": "'"}, {"passwordCommand": "a", "password": SECRET}):
+        with pytest.raises(InvalidOption, match=r"^passwordCommand: ") as caught:
+            from_strings(given)
+        assert SECRET not in str(caught.value)
 
 
 def test_an_unknown_option_is_refused() -> None:
