@@ -1,6 +1,7 @@
 """The driver's work before and after the tasks, shared by `InboxWriter` and `InboxDataSource`."""
 
 import logging
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
@@ -21,13 +22,16 @@ from spark._executor import ledger, sinks
 from spark._executor.columns import check_key, fitted
 from spark._executor.connect import committed, engine_of, transaction
 from spark._executor.destinations import destinations
-from spark._executor.ledger import WHOLE_BATCH, LedgerEntry
+from spark._executor.failures import without_values
+from spark._executor.ledger import UNFINISHED, WHOLE_BATCH, LedgerEntry
 from spark._executor.mismatches import check_digest
 from spark._executor.publishing import check_messages
 from spark._executor.report import RowCounts, WriteReport
 from spark._executor.task import Done, Task
+from spark._executor.transaction_check import intact
 from spark._options.settings import WriterSettings
 
+from . import statements
 from .work import work_of
 
 _log = logging.getLogger("spark.inbox")
@@ -36,7 +40,6 @@ Targets = list[tuple[WriterSettings, list[Column]]]
 """The settings of each target, and how its columns are sent."""
 
 DISTRIBUTION = "inbox-outbox"
-_NOTHING = b"\0" * 16
 PATIENCE = 15.0
 """Seconds to wait for a connection before the job: the URL or the password may be wrong."""
 
@@ -85,7 +88,7 @@ class Job:
         # In a separate transaction, so that it can be retried: on SQLite, a transaction that has read cannot
         # write if another one has written since.
         committed(self._engine, self._database, self.settings, partial(self._policy.agree, is_new=True))
-        return Task(self.settings, self.run, self._work, self._done)
+        return Task(self.settings.for_tasks, self.run, self._work, self._done)
 
     def check(self, schema: pa.Schema) -> None:
         """The same checks; nothing is written.
@@ -141,18 +144,46 @@ class Job:
 
     def finished(self) -> RowCounts | None:
         """The counts of the whole batch if it was finished before."""
-        whole = [counts for entry, counts in self._done.items() if entry.part == WHOLE_BATCH]
-        return whole[0] if whole else None
+        return self._done.get(self._whole)
+
+    @property
+    def _whole(self) -> LedgerEntry:
+        """The entry that marks this batch as finished, with these statements before and after it."""
+        s = self.settings
+        its = statements.fingerprint(self._engine.dialect, before=s.before, after=s.after)
+        return LedgerEntry(s.consumer, self.run, s.batch, self._work, WHOLE_BATCH, its)
+
+    def begin(self) -> None:
+        """Run the statements before the tasks.
+
+        Raises:
+            SparkWriterError: one of them fails.
+        """
+        if self.settings.before:
+            work = partial(statements.run, "before", self.settings.before)
+            with without_values():
+                committed(self._engine, self._database, self.settings, work)
 
     def report(self, done: list[Done], seconds: float) -> WriteReport:
-        """Report what was committed, and mark the batch as finished."""
+        """Report what was committed, and mark the batch as finished, with the statements after it.
+
+        Raises:
+            SparkWriterError: one of these statements fails.
+            TransactionEnded: they have ended the transaction.
+        """
         total = sum((each.counts for each in done), RowCounts())
-        if self.settings.ledger != "off" and done:
+        if self.settings.ledger != "off" and (done or self.settings.after):
             work = partial(self._settle, total, len(done))
-            total = committed(self._engine, self._database, self.settings, work)
+            with without_values() if self.settings.after else nullcontext():
+                total = committed(self._engine, self._database, self.settings, work)
         transport = next((each.transport for each in done if each.transport != "none"), "none")
         if total.rejected:
-            _log.warning("%d rows were refused and are in inbox_rejected", total.rejected)
+            ended = "; the batch is not finished, so the statements of `after` have not run"
+            _log.warning(
+                "%d rows were refused and are in inbox_rejected%s",
+                total.rejected,
+                ended if self.settings.after else "",
+            )
         if total.mismatch:
             digest = self.settings.digest
             _log.warning("%d rows have a key that was taken with other values of %r", total.mismatch, digest)
@@ -171,13 +202,21 @@ class Job:
                 self.settings.batch,
                 total.duplicate,
             )
-        if self._is_named and not total.rejected:
+        if (self._is_named or self.settings.after) and not total.rejected:
             # Only here, when all partitions of one job have committed: they are all rows of the batch.
-            s = self.settings
-            whole = LedgerEntry(s.consumer, self.run, s.batch, self._work, WHOLE_BATCH, _NOTHING)
-            row = whole.values() | {"parts": parts} | ledger.columns(total)
-            self._database.note(connection, self.tables, row)
+            self._finish(connection, total, parts)
         return total
+
+    def _finish(self, connection: Connection, total: RowCounts, parts: int) -> None:
+        """Mark the batch as finished, and run the statements after it, unless that was done before."""
+        whole, after = self._whole, self.settings.after
+        # Before the statements: another driver with this batch waits for this row, and then finds it.
+        row = whole.values() | {"parts": UNFINISHED if after else parts} | ledger.columns(total)
+        is_new = self._database.note(connection, self.tables, row) is not None
+        if after and is_new:
+            with intact(connection, "after"):
+                statements.run("after", after, connection)
+            ledger.settle(connection, self.tables, whole, total, parts)
 
     def report_finished(self, counts: RowCounts, seconds: float) -> WriteReport:
         """The report of a finished batch, whose rows were not read."""

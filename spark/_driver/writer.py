@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark import TaskContext
-from sqlalchemy import URL
+from sqlalchemy import URL, Executable
 
 from inbox_outbox_base.checks.retention import Retention
 from inbox_outbox_base.databases.results import Append, Results, Upsert
@@ -87,6 +87,10 @@ class InboxWriter:
         inbox_schema: the PostgreSQL schema of the inbox's tables.
         retention: how long the consumer's keys are kept (`inbox.Retention`, seconds or `timedelta`), as for
             `inbox.Inbox`. None is the stored time, or 7 days.
+        before: SQL texts, or SQLAlchemy statements, that the driver runs in one transaction before the first
+            task. They run again whenever the batch is tried again.
+        after: the same, in the transaction that marks the batch as finished in the ledger: once for each
+            batch. They do not run while rows of the batch are in `inbox_rejected`.
 
     Options that you omit are taken from the session's ``spark.inbox.*``, with the names of the options of
     `format("inbox")`.
@@ -125,6 +129,8 @@ class InboxWriter:
         memory: int | None = None,
         inbox_schema: str | None = None,
         retention: Retention | float | timedelta | None = None,
+        before: Sequence[str | Executable] | None = None,
+        after: Sequence[str | Executable] | None = None,
     ) -> None:
         self._given = _given(
             url=url,
@@ -154,6 +160,8 @@ class InboxWriter:
             memory=memory,
             inbox_schema=inbox_schema,
             retention=retention,
+            before=before,
+            after=after,
         )
         check_given(self._given)  # the session's defaults are checked later, with the session
 
@@ -168,6 +176,8 @@ class InboxWriter:
             ColumnMismatch: the DataFrame does not fit the key or the table.
             TablesMissing: the inbox's tables have not been created.
             PolicyConflict: the consumer's stored policy has a longer retention, or status-table mode.
+            SparkWriterError: a statement of `before` or `after` fails.
+            TransactionEnded: a statement of `after` has ended its transaction.
             PySparkException: a task has failed as often as Spark allows. Committed partitions stay; another
                 call continues with the others.
         """
@@ -216,7 +226,7 @@ class InboxWriter:
         if settings.inbox == "table":
             raise InvalidOption("inbox='table': there are no keys in the inbox; join with the table instead")
         Job(settings, None).check_keys(arrow_schema(df.schema))
-        return mapped(df, df.schema, unseen_rows, settings)
+        return mapped(df, df.schema, unseen_rows, settings.for_tasks)
 
     def reconcile(self, df: "DataFrame") -> Reconciliation:
         """Compare the rows of a DataFrame with the inbox and the table, and name what is missing.
@@ -230,7 +240,7 @@ class InboxWriter:
             TablesMissing: the inbox's tables have not been created.
             PySparkException: a task has failed as often as Spark allows.
         """
-        return reconcile(df, self._settings(df))
+        return reconcile(df, self._settings(df).for_tasks)
 
     def _settings_to_write(self, df: "DataFrame") -> WriterSettings:
         settings = self._settings(df)
@@ -283,6 +293,7 @@ def _written(df: "DataFrame", settings: WriterSettings, run: str | None) -> Writ
         done = _run(only(df, settings.compared), recognise, task)
         if all(each.replayed for each in done):
             return job.report(done, time.monotonic() - began)
+    job.begin()
     return job.report(_run(df, run_task, task), time.monotonic() - began)
 
 

@@ -20,6 +20,9 @@ from .report import RowCounts
 WHOLE_BATCH = -1
 """Stands for a partition's number in the row that marks a batch as finished."""
 
+UNFINISHED = -1
+"""In place of that row's number of partitions, while the statements after the batch run."""
+
 _IDS = 1_000
 """The most ids in a statement."""
 
@@ -77,9 +80,11 @@ def find(connection: Connection, tables: Tables, entry: LedgerEntry) -> RowCount
     return None if found is None else _counts(found)
 
 
-def settle(connection: Connection, tables: Tables, entry: LedgerEntry, counts: RowCounts) -> None:
+def settle(
+    connection: Connection, tables: Tables, entry: LedgerEntry, counts: RowCounts, parts: int = 0
+) -> None:
     """Write the counts of an entry that this transaction has inserted."""
-    values = columns(counts) | {"committed_at": utcnow()}
+    values = columns(counts) | {"parts": parts, "committed_at": utcnow()}
     if counts.rejected:
         # No other attempt finds it, so that the rejected rows are tried again.
         values["fingerprint"] = os.urandom(16)
@@ -164,7 +169,13 @@ class Loads:
 
 
 def _counts(row: Row[Any]) -> RowCounts:
-    if row.rows_read == 0:  # a transaction's last statement writes the number, and every partition has rows
+    # A transaction's last statement writes the numbers, and every partition has rows.
+    if row.parts == UNFINISHED:
+        raise TransactionEnded(
+            "the statements of `after` have ended their transaction before it was complete: check by hand "
+            f"what they wrote for run {row.run!r}, batch {row.batch}, and delete row {row.id} of inbox_ledger"
+        )
+    if row.rows_read == 0 and row.part != WHOLE_BATCH:
         raise TransactionEnded(
             "results of an earlier attempt ended its transaction before it was complete: check by hand what "
             f"they wrote for run {row.run!r}, batch {row.batch}, partition {row.part}"

@@ -23,7 +23,7 @@ def place_in(keys: pa.StringArray, key: str) -> int:
     return int(pc.index(keys, key).as_py()) + 1
 
 
-class Taking:
+class PartitionKeys:
     """Takes a partition's keys, table by table."""
 
     def __init__(

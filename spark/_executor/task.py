@@ -33,7 +33,7 @@ from .refusing.dividing import Dividing, RefusedRow
 from .refusing.rejected import RejectedRows
 from .report import RowCounts
 from .spool import DIGEST, KEY, Spool
-from .taking import Taking, place_in
+from .taking import PartitionKeys, place_in
 from .transaction_check import check_open, intact
 
 
@@ -213,7 +213,7 @@ class _Partition:
         claim = WriterClaim.of(task.tables, settings.consumer, job, part, load)
         # From here on, single messages of this consumer use the statement that can wait for a key.
         self._database.announce(connection, claim)
-        taking = Taking(self._database, connection, claim, self._spool, self._entry)
+        taking = PartitionKeys(self._database, connection, claim, self._spool, self._entry)
         results = settings.results
         rejected = RejectedRows(connection, self._database, task.tables, self._entry, load)
         updated = 0

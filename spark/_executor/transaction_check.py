@@ -10,15 +10,11 @@ from inbox import is_transient
 from inbox_outbox_base.databases.registry import database_of
 from inbox_outbox_base.errors.inbox import TransactionAborted, TransactionEnded
 
-_ENDED = (
-    "results ended the partition's transaction, or swallowed an error that ended it: what was written is "
-    "incomplete"
-)
-
 
 @contextmanager
-def intact(connection: Connection) -> Iterator[None]:
+def intact(connection: Connection, option: str = "results") -> Iterator[None]:
     """Run the body in a savepoint, which exists as long as the transaction: releasing it is the proof.
+    `option` has given the body.
 
     Raises:
         TransactionEnded: the body has committed or rolled back, in any way.
@@ -28,20 +24,26 @@ def intact(connection: Connection) -> Iterator[None]:
     savepoint = connection.begin_nested()
     yield
     if connection.get_transaction() is not begun or not savepoint.is_active:
-        raise TransactionEnded(_ENDED)
-    check_open(connection)
+        raise _ended(option)
+    check_open(connection, option)
     try:
         savepoint.commit()
     except DBAPIError as error:
         if is_transient(error):
             raise
-        raise TransactionEnded(_ENDED) from error
+        raise _ended(option) from error
 
 
-def check_open(connection: Connection) -> None:
+def check_open(connection: Connection, option: str = "results") -> None:
     """Raise the errors of `intact` unless the transaction accepts more statements."""
     if connection.closed or not connection.in_transaction():
-        raise TransactionEnded(_ENDED)
+        raise _ended(option)
     database = database_of(connection)
     if not database.is_ended(connection) and database.is_aborted(connection):
-        raise TransactionAborted("results swallowed an error that had aborted the transaction")
+        raise TransactionAborted(f"{option} swallowed an error that had aborted the transaction")
+
+
+def _ended(option: str) -> TransactionEnded:
+    return TransactionEnded(
+        f"{option} ended the transaction, or swallowed an error that ended it: what was written is incomplete"
+    )

@@ -46,6 +46,8 @@ _REFUSED = {
     "truncate": "existing rows are never deleted",
     "driver": "no JDBC driver is used; leave it out",
     "query": "this option is for reading",
+    "before": "only with InboxWriter, which runs it on the driver",
+    "after": "only with InboxWriter, which runs it on the driver",
 }
 
 

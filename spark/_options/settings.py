@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Literal
 
-from sqlalchemy import URL
+from sqlalchemy import URL, Executable
 
 from inbox_outbox_base.checks import options as inbox_options
 from inbox_outbox_base.checks.retention import Retention
@@ -84,11 +84,20 @@ class WriterSettings:
     inbox_schema: str | None
     retention: Retention | None
     """How long the consumer's keys are kept; None for the stored time."""
+    before: tuple[str | Executable, ...]
+    """Statements for the driver, before the tasks."""
+    after: tuple[str | Executable, ...]
+    """The same, after them."""
 
     @property
     def target(self) -> str:
         """The table's name, as ``name`` or ``schema.name``."""
         return ".".join(part for part in (self.table_schema, self.table) if part)
+
+    @property
+    def for_tasks(self) -> "WriterSettings":
+        """The same without what only the driver needs."""
+        return replace(self, before=(), after=())
 
     @property
     def compared(self) -> tuple[str, ...]:
@@ -134,6 +143,8 @@ def checked(
     memory: object = 64 * 2**20,
     inbox_schema: object = None,
     retention: object = None,
+    before: object = (),
+    after: object = (),
 ) -> WriterSettings:
     """The settings for these options.
 
@@ -174,6 +185,8 @@ def checked(
         memory=_whole("memory", memory, 2**20),
         inbox_schema=_text_or_none("inbox_schema", inbox_schema),
         retention=None if retention is None else _retention(retention),
+        before=_statements("before", before),
+        after=_after(after, ledger),
     )
 
 
@@ -338,6 +351,22 @@ def _retention(value: object) -> Retention:
     if not isinstance(value, int | float | timedelta):
         raise InvalidOption(f"retention={value!r}: expected a Retention, seconds (a number) or a timedelta")
     return Retention.of(value.total_seconds() if isinstance(value, timedelta) else value)
+
+
+def _statements(option: str, value: object) -> tuple[str | Executable, ...]:
+    given = tuple(value) if isinstance(value, list | tuple) else (None,)
+    if not all(isinstance(each, Executable) or (isinstance(each, str) and each.strip()) for each in given):
+        raise InvalidOption(f"{option}={value!r}: expected a list of SQL texts or SQLAlchemy statements")
+    return given
+
+
+def _after(value: object, ledger: object) -> tuple[str | Executable, ...]:
+    found = _statements("after", value)
+    if found and ledger == "off":
+        raise InvalidOption(
+            f"after={value!r}, ledger='off': only the ledger knows whether these statements have run"
+        )
+    return found
 
 
 def _isolation(value: object) -> str | None:

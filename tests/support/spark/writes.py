@@ -96,6 +96,7 @@ def write(
         known = _run(recognise, task, keys)
         if all(each.replayed for each in known):
             return job.report(known, 0)
+    job.begin()
     return job.report(_run(run_task, task, partitions), 0)
 
 
