@@ -301,7 +301,7 @@ def test_what_is_refused_on_sqlite(sqlite: Database) -> None:
 
 @on("mariadb")
 def test_the_last_insert_id(migrated: Database) -> None:
-    """A duplicate changes LAST_INSERT_ID(); the id in the result of the application's own INSERT is right."""
+    """Taking a message changes LAST_INSERT_ID(); the id in the result of an INSERT is right."""
     engine = migrated.engine()
     head = Table("head", MetaData(), Column("id", Integer, primary_key=True))
     head.create(engine)

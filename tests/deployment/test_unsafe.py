@@ -20,7 +20,7 @@ from outbox._publishing.safety import check_relays
 from tests.support.database import Database
 from tests.support.on_servers import on
 from tests.support.outbox_publishers import Recorder
-from tests.support.spark.writes import make_result, prepared
+from tests.support.spark.writes import batch, counts, make_result, prepared, write
 
 TABLES = tables()
 MESSAGE = TABLES.message
@@ -234,6 +234,39 @@ def test_other_databases(migrated: Database, script: str) -> None:
     with engine.connect() as connection:  # also where a rollback undoes nothing
         assert connection.execute(select(MESSAGE)).all() == []
     assert said in refused(inbox.check(engine))["table inbox_message"]
+
+
+WATCHED = {
+    "audit": (
+        "CREATE TABLE audit (n BIGINT AUTO_INCREMENT PRIMARY KEY, k VARBINARY(512))\n"
+        "CREATE TRIGGER u AFTER UPDATE ON {0} FOR EACH ROW INSERT INTO audit (k) VALUES (NEW.`key`)\n"
+        "CREATE TRIGGER i AFTER INSERT ON {0} FOR EACH ROW SET @last = LAST_INSERT_ID(2)"
+    ),
+    "count": "ALTER TABLE {0} ADD COLUMN n BIGINT NOT NULL AUTO_INCREMENT, ADD UNIQUE (n)",
+}
+"""Statements after which MySQL's and MariaDB's answers do not tell whether a row went in."""
+
+
+@on("mariadb", "mysql")
+@pytest.mark.parametrize("name", WATCHED)
+def test_an_answer_that_does_not_tell(migrated: Database, name: str) -> None:
+    """Triggers that appear while a program runs, as those of pt-online-schema-change, and a column that
+    counts rows: the row itself says whether it is new, at once."""
+    engine = make_result(migrated)
+    handle = handled(engine)
+    assert handle("a").verdict is Verdict.NEW
+    execute(engine, WATCHED[name].format("inbox_message"))
+    assert [handle(key).verdict.name for key in "aabb"] == ["DUPLICATE", "DUPLICATE", "NEW", "DUPLICATE"]
+    assert effects(engine) == 2
+    with engine.begin() as connection:
+        verdicts = Inbox("billing").accept_many(connection, ["a", "c"])
+    assert verdicts == [Verdict.DUPLICATE, Verdict.NEW]
+    if name == "audit":  # the other table is refused when a job begins
+        for keys, expected in (("c", {"new": 1}), ("bcd", {"new": 2, "duplicate": 1})):
+            rows = batch(*((key, 1) for key in keys))
+            # At this level the writer does not look the keys up first.
+            report = write(migrated, [rows], consumer="load", isolation_level="SERIALIZABLE")
+            assert counts(report) == expected
 
 
 def test_the_check_is_safe(migrated: Database) -> None:

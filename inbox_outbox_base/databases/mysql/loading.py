@@ -37,6 +37,7 @@ from inbox_outbox_base.tables.inbox import Tables
 from . import loading_statements as sql
 from . import types
 from .dialect import told
+from .taking import random_token
 
 _LOCAL_FILES = 128
 """The protocol's flag CLIENT_LOCAL_FILES."""
@@ -136,7 +137,9 @@ class MySQLLoading(Loading):
         if len(unknown):
             self._give(connection, unknown)
             parameters = {"consumer": claim.consumer, "claim": claim.id}
-            if not _went_in(connection.execute(sql.add(claim.tables), parameters).lastrowid):
+            token, first = random_token(), pc.min(unknown.column("key")).as_py()
+            given_too = parameters | {"token": token, "first": first}
+            if connection.execute(sql.add(claim.tables), given_too).lastrowid != token:
                 known.add(connection.execute(sql.others(claim.tables), parameters))
         return TakenKeys(pc.invert(_among(keys, known.owners)), known)
 
@@ -253,10 +256,6 @@ def _check_unique(how: Upsert, keys: list[UniqueKey], counted: set[str]) -> None
 
 def _problem(parts: list[Any]) -> str | None:
     return "allows NULL, and NULLs are distinct" if any(part.is_nullable for part in parts) else None
-
-
-def _went_in(insert_id: int) -> bool:
-    return insert_id == 0
 
 
 def _among(keys: pa.StringArray, some: Any) -> pa.BooleanArray:

@@ -15,6 +15,7 @@ from sqlalchemy import (
     exists,
     func,
     literal_column,
+    null,
     select,
     text,
     update,
@@ -92,11 +93,15 @@ def begin(tables: Tables) -> Insert:
 
 @cache
 def add(tables: Tables) -> Insert:
-    """Insert the given keys, in order; a key that exists, or that another transaction commits first,
-    stays."""
+    """Insert the given keys, in order; a key that exists, or that another transaction commits first, stays.
+    The answer's insert id is `token`, which is not 0, if all went in: no trigger can know that number."""
     c = tables.message.c
     shared = (bindparam("consumer", type_=c.consumer.type), bindparam("claim", type_=LargeBinary))
-    rows = select(*shared, GIVEN.c.key, GIVEN.c.digest).order_by(GIVEN.c.key)
+    # Only with the first key, because the token of a later row would hide an earlier key that exists.
+    token = func.last_insert_id(bindparam("token"))
+    is_told = (GIVEN.c.key != bindparam("first", type_=GIVEN.c.key.type)) | (token != 0)
+    digest = getattr(func, "if")(is_told, GIVEN.c.digest, null())
+    rows = select(*shared, GIVEN.c.key, digest).order_by(GIVEN.c.key)
     added = Insert(tables.message).from_select(["consumer", "claim", "key", "digest"], rows)
     return added.on_duplicate_key_update(claim=_unchanged(c.claim))
 

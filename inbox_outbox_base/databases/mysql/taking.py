@@ -7,13 +7,14 @@ is changed for a moment. Both count in whole seconds, and only MariaDB accepts 0
 """
 
 import math
+import os
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from functools import cache
 from typing import Any, Literal, TypeVar
 
-from sqlalchemy import Connection, CursorResult, Engine, TextClause, text
+from sqlalchemy import ColumnElement, Connection, Engine, TextClause, bindparam, func, null, text
 from sqlalchemy.dialects.mysql import Insert
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
@@ -57,7 +58,7 @@ _SIZE = text(
 
 
 class TellingInsert(Insert):
-    """A taken key keeps its row, and the answer's insert id is 1 instead of 0.
+    """A taken key keeps its row, and the answer's insert id is 1.
 
     INSERT IGNORE would take a shared lock on that row: if several wait for a row that is then deleted, all
     but one would deadlock. ON DUPLICATE KEY UPDATE takes an exclusive lock, so they queue. (SQLAlchemy's own
@@ -91,18 +92,31 @@ def _bounded_insert(element: BoundedInsert, compiler: SQLCompiler, **kw: Any) ->
     return f"SET STATEMENT innodb_lock_wait_timeout = {element.lock_wait:d} FOR {insert}"
 
 
+def _row(tables: Tables) -> dict[str, ColumnElement[Any]]:
+    """The values of a new row. If it goes in, the answer's insert id is `token`, which is not 0."""
+    digest = bindparam("digest", type_=tables.message.c.digest.type)
+    told = getattr(func, "if")(func.last_insert_id(bindparam("token")), digest, null())
+    return taking_statements.ROW | {"digest": told}
+
+
 @cache
 def add(tables: Tables) -> Insert:
     """Insert the row unless its key was taken."""
-    return TellingInsert(tables.message).values(taking_statements.ROW)
+    return TellingInsert(tables.message).values(_row(tables))
 
 
 @cache
 def add_bounded(tables: Tables, lock_wait: int) -> BoundedInsert:
     """The same, but wait at most this many seconds for a transaction that is taking the key."""
-    statement = BoundedInsert(tables.message).values(taking_statements.ROW)
+    statement = BoundedInsert(tables.message).values(_row(tables))
     statement.lock_wait = lock_wait
     return statement
+
+
+@cache
+def add_many(tables: Tables) -> Insert:
+    """Insert the rows whose keys were not taken. (The driver makes one statement of plain values only.)"""
+    return TellingInsert(tables.message).values(taking_statements.ROW)
 
 
 class MySQLTaking(Taking):
@@ -120,18 +134,23 @@ class MySQLTaking(Taking):
         if stored is None:
             # A row that rejects this one, but is not visible, was committed after the snapshot.
             raise _snapshot_too_old()
-        return stored
+        return True if stored.claim == attempt.claim else stored
 
     def _add(self, connection: Connection, attempt: Attempt, wait: float) -> bool:
+        """Whether the row surely went in; if not, its claim tells."""
+        token = random_token()
+        row = attempt.row() | {"token": token}
         if _is_mariadb(connection):
-            return _went_in(connection.execute(add_bounded(attempt.tables, math.ceil(wait)), attempt.row()))
-        with _lock_wait(connection, wait):
-            return _went_in(connection.execute(add(attempt.tables), attempt.row()))
+            answer = connection.execute(add_bounded(attempt.tables, math.ceil(wait)), row)
+        else:
+            with _lock_wait(connection, wait):
+                answer = connection.execute(add(attempt.tables), row)
+        return answer.lastrowid == token
 
     def take_many(self, connection: Connection, batch: KeyBatch, wait: float) -> set[str] | None:
         try:
             with _lock_wait(connection, wait):
-                connection.execute(add(batch.tables), batch.rows())
+                connection.execute(add_many(batch.tables), batch.rows())
         except DBAPIError as error:
             self._raise_unless_timed_out(connection, error)
             return None
@@ -253,8 +272,10 @@ class MySQLTaking(Taking):
         return not self.is_ended(connection) and not connection.execute(_IS_READ_ONLY).scalar_one()
 
 
-def _went_in(answer: CursorResult[Any]) -> bool:
-    return answer.lastrowid == 0
+def random_token() -> int:
+    """An insert id that says that a row went in. Triggers, and a column that counts rows, change the insert
+    id, but they do not know this number. It is neither 0 nor 1."""
+    return int.from_bytes(os.urandom(7)) | 2
 
 
 def _lock_wait(connection: Connection, wait: float) -> AbstractContextManager[None]:
