@@ -1,9 +1,9 @@
 """The contract between a check and a database: what the catalogue says about our tables."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from sqlalchemy import Connection, PrimaryKeyConstraint, Table, UniqueConstraint
+from sqlalchemy import Connection, Dialect, PrimaryKeyConstraint, Table, UniqueConstraint
 
 from inbox_outbox_base.tables.columns import Bytewise
 from inbox_outbox_base.words.findings import Finding
@@ -40,35 +40,59 @@ def refused(table: str, why: str, to_do: str) -> Finding:
     return Finding(f"table {table}", "refused", f"{why}; {to_do}")
 
 
-def missing_keys(table: Table, unique: Collection[frozenset[str | None]]) -> Iterator[Finding]:
-    """The keys that nothing in the database keeps unique, given the columns of what it does keep unique."""
+Keys = Mapping[str, frozenset[str | None]]
+"""The columns of what a database keeps unique, by name; None for an expression, or a part of a column."""
+
+
+def wrong_keys(table: Table, valid: Keys, others: Keys) -> Iterator[Finding]:
+    """Our keys that nothing in the database keeps unique, and keys that refuse rows which ours let in.
+    `others` are unique, too, but not at once, or not for all rows."""
+    own: set[frozenset[str | None]] = set()
     for constraint in table.constraints:
         if isinstance(constraint, PrimaryKeyConstraint | UniqueConstraint):
-            key = frozenset(column.name for column in constraint.columns)
+            key: frozenset[str | None] = frozenset(column.name for column in constraint.columns)
+            own.add(key)
             # Some databases number rows, and have another column before the number in the key.
             first = getattr(constraint, "first", None)
             either = {key} if first is None else {key, key | {first}}
-            if not either & set(unique):
+            if not either & set(valid.values()):
                 names = ", ".join(column.name for column in constraint.columns)
                 yield refused(
                     table.name,
                     f"no valid unique key on ({names}), so a row could be there twice",
                     "add the primary keys and constraints that `inbox-outbox migrate` makes",
                 )
+    every = {**valid, **others}
+    further = [name for name, columns in every.items() if not any(key <= columns for key in own)]
+    if further:
+        why = f"unique key {', '.join(further)} refuses rows that our keys let in, as if these were there"
+        yield refused(table.name, why, "drop it")
 
 
-def bytewise(table: Table) -> dict[str, int]:
-    """The columns that must compare byte for byte, with their longest value in bytes."""
-    return {each.name: each.type.longest for each in table.columns if isinstance(each.type, Bytewise)}
+def references(table: str, names: Sequence[str]) -> Iterator[Finding]:
+    """Foreign keys from our table to others."""
+    if names:
+        yield refused(table, f"foreign key {', '.join(names)} refuses rows of ours", "drop it")
 
 
-def wrong_text(table: str, columns: Sequence[str]) -> Finding:
-    """Columns whose values do not compare byte for byte, or are cut."""
-    return refused(
-        table,
-        f"the text of {', '.join(columns)} is not compared byte for byte, or is cut",
-        "give these columns the types that `inbox-outbox migrate` makes",
-    )
+def wrong_types(
+    table: Table, dialect: Dialect, there: Mapping[str, str], holds: Callable[[str, str], bool]
+) -> Iterator[Finding]:
+    """Columns that could cut values or change them. `there` has the types in the database, and `holds` says
+    whether such a type keeps every value of a declared one, whose name is in capitals."""
+    wrong = [
+        column.name
+        for column in table.columns
+        if column.name in there and not holds(column.type.compile(dialect=dialect), there[column.name])
+    ]
+    if wrong:
+        why = f"the type of {', '.join(wrong)} cuts values, or changes or compares them in another way"
+        yield refused(table.name, why, "give these columns the types that `inbox-outbox migrate` makes")
+
+
+def bytewise(table: Table) -> list[str]:
+    """The columns that must compare byte for byte."""
+    return [each.name for each in table.columns if isinstance(each.type, Bytewise)]
 
 
 def changing_triggers(table: str, names: Sequence[str]) -> Finding:

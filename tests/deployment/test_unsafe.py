@@ -100,7 +100,11 @@ def effects(engine: Engine) -> int:
 def refused(report: CheckReport) -> dict[str, str]:
     """What was refused, and why."""
     assert report.is_safe is not any(each.result == "refused" for each in report.findings)
-    return {each.what: each.why for each in report.findings if each.result == "refused"}
+    found: dict[str, str] = {}
+    for each in report.findings:
+        if each.result == "refused":
+            found[each.what] = f"{found.get(each.what, '')}{each.why}. "
+    return found
 
 
 @pytest.mark.parametrize("name", SILENT)
@@ -203,8 +207,8 @@ ELSEWHERE = {
     "mariadb": {
         "ALTER TABLE {0} ENGINE=MyISAM": "MyISAM",
         "CREATE TRIGGER shouts BEFORE INSERT ON {0} FOR EACH ROW SET NEW.claim = NEW.claim": "trigger shouts",
-        "ALTER TABLE {0} MODIFY `key` varchar(128) NOT NULL": "text of key",
-        "ALTER TABLE {0} MODIFY `key` varbinary(20) NOT NULL": "text of key",
+        "ALTER TABLE {0} MODIFY `key` varchar(128) NOT NULL": "type of key cuts",
+        "ALTER TABLE {0} MODIFY `key` varbinary(20) NOT NULL": "type of key cuts",
         "ALTER TABLE {0} DROP PRIMARY KEY": "no valid unique key",
         "ALTER TABLE {0} DROP PRIMARY KEY, ADD PRIMARY KEY (consumer, `key`(9))": "no valid unique key",
         "RENAME TABLE {0} TO kept\nCREATE VIEW {0} AS SELECT * FROM kept": "is a view",
@@ -213,7 +217,7 @@ ELSEWHERE = {
         "CREATE TRIGGER drops BEFORE INSERT ON {0} BEGIN SELECT RAISE(IGNORE); END": "trigger drops",
         "CREATE TRIGGER drops AFTER INSERT ON {0} BEGIN SELECT RAISE(IGNORE); END": "trigger drops",
         "ALTER TABLE {0} RENAME TO kept\nCREATE VIEW {0} AS SELECT * FROM kept": "is a view",
-        "CREATE UNIQUE INDEX i ON {0} (consumer, key COLLATE NOCASE)": "text of key",
+        "CREATE UNIQUE INDEX i ON {0} (consumer, key COLLATE NOCASE)": "type of key cuts",
     },
 }
 
@@ -294,6 +298,75 @@ def test_the_check_waits_for_nobody(migrated: Database) -> None:
         with limited(migrated) as other:
             assert inbox.check(other, consumer="billing").is_complete
             assert outbox.check(other).is_complete
+
+
+REFERS = "\nALTER TABLE {0} ADD CONSTRAINT f FOREIGN KEY (id) REFERENCES known (id)"
+CHANGED = {
+    "postgresql": {
+        "inbox_message": (
+            "CREATE UNIQUE INDEX u_{0} ON {0} (key) WHERE claim IS NOT NULL",
+            "unique key u_",
+        ),
+        "inbox_status": ("ALTER TABLE {0} ALTER lease_until TYPE timestamptz(0)", "type of lease_until"),
+        "outbox_message": ("ALTER TABLE {0} ALTER topic TYPE char(249)", "type of topic"),
+        "outbox_delayed": ("ALTER TABLE {0} ALTER headers TYPE json USING headers::json", "type of headers"),
+        "outbox_dead": (
+            "ALTER TABLE {0} ADD CONSTRAINT u_{0} EXCLUDE USING hash (topic WITH =)",
+            "unique key u_",
+        ),
+        "outbox_id": (
+            f"CREATE TABLE known (id text PRIMARY KEY){REFERS}",
+            "foreign key f refuses",
+        ),
+        "outbox_sent": ("CREATE UNIQUE INDEX u_{0} ON {0} (left(id, 8))", "unique key u_"),
+    },
+    "mariadb": {
+        "inbox_message": ("ALTER TABLE {0} MODIFY claim varbinary(8)", "type of claim"),
+        "inbox_status": ("ALTER TABLE {0} MODIFY lease_until datetime", "type of lease_until"),
+        "outbox_message": ("ALTER TABLE {0} MODIFY payload blob NOT NULL", "type of payload"),
+        "outbox_delayed": (
+            "ALTER TABLE {0} CONVERT TO CHARACTER SET latin1",
+            "type of content_type, headers",
+        ),
+        "outbox_id": (
+            f"CREATE TABLE known (id varbinary(128) PRIMARY KEY){REFERS}",
+            "foreign key f refuses",
+        ),
+        "outbox_sent": ("CREATE UNIQUE INDEX u_{0} ON {0} (id(8))", "unique key u_"),
+    },
+    "sqlite": {
+        "inbox_message": (
+            "CREATE UNIQUE INDEX u_{0} ON {0} (key) WHERE claim IS NOT NULL",
+            "unique key u_",
+        ),
+        "outbox_id": ("DROP TABLE {0}\nCREATE TABLE {0} (id STRING NOT NULL PRIMARY KEY)", "type of id"),
+        "outbox_pause": (
+            "DROP TABLE {0}\nCREATE TABLE {0} (topic TEXT PRIMARY KEY REFERENCES o, paused_at DATETIME)",
+            "foreign key to o refuses",
+        ),
+        "outbox_sent": ("CREATE UNIQUE INDEX u_{0} ON {0} (lower(id))", "unique key u_"),
+    },
+}
+"""By table: statements about the table {0}, and what is said about it."""
+
+
+@on("postgresql", "mariadb", "mysql", "sqlite")
+def test_columns_and_keys(migrated: Database) -> None:
+    """Columns that could change a value, and keys that could refuse a row, are named. A further key that
+    holds the columns of ours is right, and a column that is wider."""
+    engine = migrated.engine()
+    changes = CHANGED["mariadb" if migrated.name == "mysql" else migrated.name]
+    execute(engine, "CREATE UNIQUE INDEX harmless ON outbox_bucket (generation, bucket)")
+    if migrated.name != "sqlite":
+        alter = "ALTER" if migrated.name == "postgresql" else "MODIFY"
+        kind = "TYPE bigint" if migrated.name == "postgresql" else "bigint NOT NULL"
+        execute(engine, f"ALTER TABLE outbox_message {alter} attempts {kind}")
+    for table, (script, _) in changes.items():
+        execute(engine, script.format(table))
+    found = refused(inbox.check(engine)) | refused(outbox.check(engine))
+    assert {*found} == {f"table {table}" for table in changes}
+    for table, (_, said) in changes.items():
+        assert said in found[f"table {table}"]
 
 
 @contextmanager

@@ -1,19 +1,20 @@
 """MySQL and MariaDB: what information_schema says about our tables. It shows what the role has a right to:
 triggers only with the right TRIGGER."""
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, Table, bindparam, text
+from sqlalchemy import Connection, Dialect, Row, Table, bindparam, text
 
 from inbox_outbox_base.checks.catalogue import (
     Checking,
-    bytewise,
     changing_triggers,
-    missing_keys,
+    references,
     refused,
-    wrong_text,
+    wrong_keys,
+    wrong_types,
 )
 from inbox_outbox_base.words.findings import Finding
 
@@ -25,9 +26,14 @@ _CATALOGUE = text("""
     WHERE table_schema = coalesce(:schema, database()) AND table_name IN :tables
     UNION ALL
     SELECT 'column', CONVERT(table_name USING utf8mb4), CONVERT(column_name USING utf8mb4),
-           CONVERT(data_type USING utf8mb4), character_octet_length
+           CONVERT(concat_ws(' ', column_type, character_set_name) USING utf8mb4), 0
     FROM information_schema.columns
     WHERE table_schema = coalesce(:schema, database()) AND table_name IN :tables
+    UNION ALL
+    SELECT 'reference', CONVERT(table_name USING utf8mb4), CONVERT(constraint_name USING utf8mb4), '', 0
+    FROM information_schema.table_constraints
+    WHERE table_schema = coalesce(:schema, database()) AND table_name IN :tables
+      AND constraint_type = 'FOREIGN KEY'
     UNION ALL
     SELECT 'trigger', CONVERT(event_object_table USING utf8mb4), CONVERT(trigger_name USING utf8mb4),
            '', 0
@@ -57,6 +63,10 @@ _OWN_TIME = 3_600
 _GALERA = text("SHOW VARIABLES LIKE 'wsrep_on'")
 _IS_READ_ONLY = text("SELECT @@global.read_only")
 _TABLES = {"BASE TABLE", "SYSTEM VERSIONED"}
+_WHOLE = ("tinyint", "smallint", "mediumint", "int", "bigint")
+"""The types of whole numbers, the smallest first."""
+_SHORT = {"BOOL": "tinyint", "INTEGER": "int"}
+_LONG_TEXT = ("mediumtext", "longtext")
 
 
 class MySQLChecking(Checking):
@@ -73,7 +83,7 @@ class MySQLChecking(Checking):
             found
             for table in tables
             for found in (
-                *_problems(table, by_table[table.name]),
+                *_problems(table, connection.dialect, by_table[table.name]),
                 *_prunes(by_table[table.name], is_mariadb=is_mariadb),
             )
         ]
@@ -103,7 +113,7 @@ class MySQLChecking(Checking):
         return bool(connection.execute(_IS_READ_ONLY).scalar_one())
 
 
-def _problems(table: Table, found: dict[str, list[Row[Any]]]) -> Iterator[Finding]:
+def _problems(table: Table, dialect: Dialect, found: dict[str, list[Row[Any]]]) -> Iterator[Finding]:
     if not found["table"]:
         yield Finding(f"table {table.name}", "not tried", "it does not exist, or no right to it")
         return
@@ -116,14 +126,12 @@ def _problems(table: Table, found: dict[str, list[Row[Any]]]) -> Iterator[Findin
         yield refused(table.name, why, "run ALTER TABLE ... ENGINE=InnoDB")
     if found["trigger"]:
         yield changing_triggers(table.name, [row.name for row in found["trigger"]])
-    longest = bytewise(table)
-    wrong = [row.name for row in found["column"] if not _keeps_bytes(row, longest.get(row.name, 0))]
-    if wrong:
-        yield wrong_text(table.name, wrong)
+    yield from wrong_types(table, dialect, {row.name: row.detail for row in found["column"]}, _holds)
+    yield from references(table.name, [row.name for row in found["reference"]])
     keys: dict[str, set[str | None]] = defaultdict(set)
     for row in found["index"]:
         keys[row.name].add(row.detail if row.number is None else None)  # a part of a column is no column
-    yield from missing_keys(table, [frozenset(each) for each in keys.values()])
+    yield from wrong_keys(table, {name: frozenset(each) for name, each in keys.items()}, {})
 
 
 def _prunes(found: dict[str, list[Row[Any]]], *, is_mariadb: bool) -> Iterator[Finding]:
@@ -134,5 +142,18 @@ def _prunes(found: dict[str, list[Row[Any]]], *, is_mariadb: bool) -> Iterator[F
             yield refused(row.place, why, "partition it by KEY of one column")
 
 
-def _keeps_bytes(column: Row[Any], longest: int) -> bool:
-    return not longest or (column.detail == "varbinary" and column.number >= longest)
+def _holds(declared: str, there: str) -> bool:
+    """Outside strict mode, the server cuts what is too long, and replaces characters that it lacks."""
+    (name, size), (kind, length) = _parsed(_SHORT.get(declared, declared.lower())), _parsed(there)
+    if name in _WHOLE:
+        return kind in _WHOLE[_WHOLE.index(name) :] and "unsigned" not in there
+    is_as_long = kind == name and length >= size
+    if name in ("varchar", *_LONG_TEXT):
+        return (is_as_long or kind in _LONG_TEXT) and "utf8mb4" in there
+    return is_as_long
+
+
+def _parsed(kind: str) -> tuple[str, int]:
+    """A type's name, and its length or digits."""
+    found = re.match(r"(\w+)(?:\((\d+)\))?", kind.lower())
+    return (found[1], int(found[2] or 0)) if found else (kind, 0)

@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlalchemy import (
     Connection,
+    Dialect,
     Row,
     Select,
     Table,
@@ -24,16 +25,20 @@ from sqlalchemy.sql.elements import ColumnElement
 
 from inbox_outbox_base.checks.catalogue import (
     Checking,
+    bytewise,
     changing_triggers,
-    missing_keys,
+    references,
     refused,
-    wrong_text,
+    wrong_keys,
+    wrong_types,
 )
 from inbox_outbox_base.words.findings import Finding
 
 from .relations import relation
 
 _KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
+_WHOLE = ("smallint", "integer", "bigint")
+"""The types of whole numbers, the smallest first."""
 _OWN_TABLE = "create the table itself here with `inbox-outbox migrate`"
 
 _FOUND = text("""
@@ -53,23 +58,29 @@ _FOUND = text("""
                ARRAY(SELECT DISTINCT r.rulename::text FROM pg_rewrite r
                      WHERE r.ev_class = ANY(tree.parts) AND r.ev_enabled IN ('O', 'A')) AS rules,
                -- An index of a partitioned table is one of each partition. An expression has no column.
-               (SELECT jsonb_agg((
+               (SELECT jsonb_agg(jsonb_build_array(
+                    x.relname, i.indrelid = c.oid AND i.indisunique AND i.indisvalid AND i.indimmediate
+                               AND i.indpred IS NULL, (
                     SELECT jsonb_agg(a.attname)
                     FROM unnest(i.indkey::int2[]) WITH ORDINALITY AS k (number, place)
                     LEFT JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = nullif(k.number, 0)
-                    WHERE k.place <= i.indnkeyatts))
-                FROM pg_index i WHERE i.indrelid = c.oid AND i.indisunique AND i.indisvalid
-                AND i.indimmediate AND i.indpred IS NULL) AS unique_keys,
+                    AND i.indisunique AND i.indcollation[k.place - 1] = a.attcollation
+                    WHERE k.place <= i.indnkeyatts)))
+                FROM pg_index i JOIN pg_class x ON x.oid = i.indexrelid
+                WHERE i.indrelid = ANY(tree.parts) AND (i.indisunique OR i.indisexclusion)) AS unique_keys,
+               ARRAY(SELECT o.conname::text FROM pg_constraint o
+                     WHERE o.conrelid = c.oid AND o.contype = 'f') AS references_others,
                -- 100 is the database's own collation. Servers before PostgreSQL 15 have no provider.
-               ARRAY(SELECT a.attname::text FROM pg_attribute a JOIN pg_type y ON y.oid = a.atttypid
-                     LEFT JOIN pg_collation l ON l.oid = a.attcollation
-                     WHERE a.attrelid = c.oid AND a.attname IN ('consumer', 'key', 'id', 'run')
-                     AND y.typcategory = 'S' AND NOT (
-                         coalesce(nullif(y.typbasetype, 0), y.oid) IN ('text'::regtype, 'varchar'::regtype)
-                         AND (l.collname IN ('C', 'POSIX', 'ucs_basic') OR l.oid = 100 AND EXISTS (
-                             SELECT FROM pg_database d WHERE d.datname = current_database()
-                             AND d.datcollate IN ('C', 'POSIX')
-                             AND coalesce(to_jsonb(d) ->> 'datlocprovider', 'c') = 'c')))) AS unlike_bytes,
+               (SELECT jsonb_agg(jsonb_build_array(
+                    a.attname, format_type(coalesce(nullif(y.typbasetype, 0), y.oid),
+                                           CASE WHEN y.typbasetype = 0 THEN a.atttypmod ELSE y.typtypmod END),
+                    l.collname IN ('C', 'POSIX', 'ucs_basic') OR l.oid = 100 AND EXISTS (
+                        SELECT FROM pg_database d WHERE d.datname = current_database()
+                        AND d.datcollate IN ('C', 'POSIX')
+                        AND coalesce(to_jsonb(d) ->> 'datlocprovider', 'c') = 'c')))
+                FROM pg_attribute a JOIN pg_type y ON y.oid = a.atttypid
+                LEFT JOIN pg_collation l ON l.oid = a.attcollation
+                WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped) AS columns,
                CASE WHEN c.relname = 'outbox_message' AND c.relkind IN ('r', 'p')
                     THEN pg_get_serial_sequence(c.oid::regclass::text, 'sequence') IS NULL
                END AS lacks_sequence,
@@ -86,7 +97,7 @@ _NAMES = (
     "has_heirs",
     "triggers",
     "rules",
-    "unlike_bytes",
+    "references_others",
     "lacks_sequence",
     "citus",
 )
@@ -112,8 +123,8 @@ _HIDES = """
 def _catalogue(tables: tuple[Table, ...]) -> Select[Any]:
     found: list[ColumnElement[Any]] = [column(name) for name in _NAMES]
     # As text: the application may have its own function for JSON.
-    unique: ColumnElement[str] = cast(column("unique_keys"), Text).label("unique_keys")
-    return select(*found, unique).select_from(_FOUND).where(_are(tables))
+    as_text = [cast(column(name), Text).label(name) for name in ("unique_keys", "columns")]
+    return select(*found, *as_text).select_from(_FOUND).where(_are(tables))
 
 
 @cache
@@ -137,7 +148,9 @@ class PostgreSQLChecking(Checking):
         return [
             found
             for row in rows
-            for found in _problems(row, by_name[row.name], is_distributed=row.number in distributed)
+            for found in _problems(
+                row, by_name[row.name], connection.dialect, is_distributed=row.number in distributed
+            )
         ]
 
     def _distributed(self, connection: Connection, rows: Sequence[Row[Any]]) -> set[int]:
@@ -155,7 +168,7 @@ class PostgreSQLChecking(Checking):
         return list(connection.execute(_hiding(tuple(tables))).scalars())
 
 
-def _problems(row: Row[Any], table: Table, *, is_distributed: bool) -> Iterator[Finding]:
+def _problems(row: Row[Any], table: Table, dialect: Dialect, *, is_distributed: bool) -> Iterator[Finding]:
     if row.kind not in ("r", "p"):
         yield refused(row.name, f"it is {_KINDS.get(row.kind, 'no table')}", _OWN_TABLE)
         return
@@ -175,9 +188,28 @@ def _problems(row: Row[Any], table: Table, *, is_distributed: bool) -> Iterator[
         yield changing_triggers(row.name, row.triggers)
     if row.rules:
         yield refused(row.name, f"rule {', '.join(row.rules)} changes what statements do", "drop the rule")
-    if row.unlike_bytes:
-        yield wrong_text(row.name, row.unlike_bytes)
+    yield from references(row.name, row.references_others)
+    # Text that does not compare byte for byte is no type of ours.
+    compared = bytewise(table)
+    types = {
+        name: kind if is_bytewise or name not in compared else ""
+        for name, kind, is_bytewise in json.loads(row.columns)
+    }
+    yield from wrong_types(table, dialect, types, _holds)
     if row.lacks_sequence:
         why = "its column sequence owns no sequence, so relays cannot know which numbers were drawn"
         yield refused(row.name, why, "run ALTER SEQUENCE ... OWNED BY outbox_message.sequence")
-    yield from missing_keys(table, [frozenset(each) for each in json.loads(row.unique_keys or "[]")])
+    keys: tuple[dict[str, frozenset[str | None]], ...] = {}, {}
+    for name, is_valid, names in json.loads(row.unique_keys or "[]"):
+        keys[not is_valid][name] = frozenset(names)
+    yield from wrong_keys(table, *keys)
+
+
+def _holds(declared: str, there: str) -> bool:
+    """Too long text is an error, but spaces are padded, fractions of seconds rounded, and times without a
+    time zone depend on the session's."""
+    if declared.lower() in _WHOLE:
+        return there in _WHOLE[_WHOLE.index(declared.lower()) :]
+    if declared.startswith(("TEXT", "VARCHAR")):
+        return there == "text" or there.startswith("character varying")
+    return there == declared.lower()

@@ -5,16 +5,17 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, Row, Table, bindparam, text
+from sqlalchemy import Connection, Dialect, Row, Table, bindparam, text
 from sqlalchemy.sql.elements import TextClause
 
 from inbox_outbox_base.checks.catalogue import (
     Checking,
     bytewise,
     changing_triggers,
-    missing_keys,
+    references,
     refused,
-    wrong_text,
+    wrong_keys,
+    wrong_types,
 )
 from inbox_outbox_base.words.findings import Finding
 
@@ -27,9 +28,18 @@ _CATALOGUE = """
     SELECT type AS kind, place, name, coalesce(sql, '') AS detail, is_temporary AS number
     FROM thing WHERE place IN :tables AND type IN ('table', 'view', 'trigger')
     UNION ALL
-    SELECT 'index', thing.name, i.name, k.name, k.coll <> 'BINARY'
+    SELECT CASE WHEN i.partial THEN 'partial index' ELSE 'index' END, thing.name, i.name, k.name,
+           k.coll <> 'BINARY'
     FROM thing, pragma_index_list(thing.name, :schema) i, pragma_index_xinfo(i.name, :schema) k
-    WHERE thing.type = 'table' AND thing.name IN :tables AND i."unique" AND NOT i.partial AND k.key
+    WHERE thing.type = 'table' AND thing.name IN :tables AND i."unique" AND k.key
+    UNION ALL
+    SELECT 'column', thing.name, c.name, c.type, 0
+    FROM thing, pragma_table_info(thing.name, :schema) c
+    WHERE thing.type = 'table' AND thing.name IN :tables
+    UNION ALL
+    SELECT 'reference', thing.name, 'to ' || f."table", '', 0
+    FROM thing, pragma_foreign_key_list(thing.name, :schema) f
+    WHERE thing.type = 'table' AND thing.name IN :tables
     UNION ALL
     SELECT 'index', thing.name, 'primary key', c.name, 0
     FROM thing, pragma_table_info(thing.name, :schema) c
@@ -53,10 +63,11 @@ class SQLiteChecking(Checking):
         by_table: dict[str, dict[str, list[Row[Any]]]] = defaultdict(lambda: defaultdict(list))
         for row in connection.execute(_catalogue(schema), given):
             by_table[row.place][row.kind].append(row)
-        return [found for table in tables for found in _problems(table, by_table[table.name])]
+        dialect = connection.dialect
+        return [found for table in tables for found in _problems(table, dialect, by_table[table.name])]
 
 
-def _problems(table: Table, found: dict[str, list[Row[Any]]]) -> Iterator[Finding]:
+def _problems(table: Table, dialect: Dialect, found: dict[str, list[Row[Any]]]) -> Iterator[Finding]:
     if found["view"]:
         yield refused(table.name, "it is a view", "create the table itself with `inbox-outbox migrate`")
         return
@@ -68,13 +79,30 @@ def _problems(table: Table, found: dict[str, list[Row[Any]]]) -> Iterator[Findin
         yield refused(table.name, "it is a virtual table", "create it with `inbox-outbox migrate`")
     if changing := [row.name for row in found["trigger"] if _changes(row)]:
         yield changing_triggers(table.name, changing)
-    longest = bytewise(table)
-    if wrong := sorted({row.detail for row in found["index"] if row.number and row.detail in longest}):
-        yield wrong_text(table.name, wrong)
-    keys: dict[str, set[str | None]] = defaultdict(set)
-    for row in found["index"]:
-        keys[row.name].add(row.detail)
-    yield from missing_keys(table, [frozenset(each) for each in keys.values()])
+    yield from references(table.name, sorted({row.name for row in found["reference"]}))
+    compared = bytewise(table)
+    unlike = {row.detail for row in found["index"] if row.number and row.detail in compared}
+    types = {row.name: "" if row.name in unlike else row.detail or "BLOB" for row in found["column"]}
+    yield from wrong_types(table, dialect, types, _holds)
+    yield from wrong_keys(table, _columns(found["index"]), _columns(found["partial index"]))
+
+
+def _columns(index: Sequence[Row[Any]]) -> dict[str, frozenset[str | None]]:
+    names = {row.name for row in index}
+    return {name: frozenset(row.detail for row in index if row.name == name) for name in names}
+
+
+def _holds(declared: str, there: str) -> bool:
+    """A column's type only says what it prefers: one that prefers numbers takes the text 007 for 7."""
+    return bool(there) and (
+        _affinity(there) == _affinity(declared) or (declared == "DATETIME" and _affinity(there) == "TEXT")
+    )
+
+
+def _affinity(kind: str) -> str:
+    """By SQLite's rules, in their order."""
+    words = {"INT": "INTEGER", "CHAR": "TEXT", "CLOB": "TEXT", "TEXT": "TEXT", "BLOB": "BLOB"}
+    return next((affinity for word, affinity in words.items() if word in kind.upper()), "NUMERIC")
 
 
 def _changes(trigger: Row[Any]) -> bool:
