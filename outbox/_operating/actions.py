@@ -53,8 +53,10 @@ def pause(engine: Engine, topic: str = ALL_TOPICS, *, schema: str | None = None)
             all_tables,
             lambda each: _change_pauses(each, all_tables, statements.pause(all_tables), given),
         )
-    except IntegrityError:  # another operator has just paused it
-        return False
+    except IntegrityError:
+        if not transact(engine, all_tables, lambda each: _is_paused(each, all_tables, given)):
+            raise
+        return False  # another operator has just paused it
 
 
 def resume(engine: Engine, topic: str = ALL_TOPICS, *, schema: str | None = None) -> bool:
@@ -72,6 +74,10 @@ def resume(engine: Engine, topic: str = ALL_TOPICS, *, schema: str | None = None
         all_tables,
         lambda each: _change_pauses(each, all_tables, statements.resume(all_tables), given),
     )
+
+
+def _is_paused(connection: Connection, tables: OutboxTables, given: dict[str, str]) -> bool:
+    return connection.execute(statements.is_paused(tables), given).first() is not None
 
 
 def _change_pauses(

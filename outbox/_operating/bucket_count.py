@@ -43,8 +43,8 @@ def set_bucket_count(engine: Engine, count: int, *, schema: str | None = None) -
     all_tables = tables(schema)
     try:
         added = transact(engine, all_tables, lambda connection: _add(connection, all_tables, count))
-    except IntegrityError:
-        raise _changed(count) from None
+    except IntegrityError as error:  # the cause says whether it was something else
+        raise _changed(count) from error
     if added is not None:
         # A separate transaction: it announces the new buckets to all relays; one that joins later reads them.
         transact(engine, all_tables, lambda connection: _open(connection, all_tables, added))

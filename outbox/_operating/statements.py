@@ -198,6 +198,13 @@ def pause(tables: OutboxTables) -> Insert:
 
 
 @cache
+def is_paused(tables: OutboxTables) -> Select[Any]:
+    """Whether a topic is paused by its name."""
+    c = tables.pause.c
+    return select(c.topic).where(c.topic == bindparam("topic_", type_=c.topic.type))
+
+
+@cache
 def resume(tables: OutboxTables) -> Delete:
     """End the pause of a topic."""
     return delete(tables.pause).where(tables.pause.c.topic == bindparam("topic_"))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Connection, Engine, event, func, select, text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.pool import StaticPool
 
 import inbox
@@ -367,6 +367,46 @@ def test_columns_and_keys(migrated: Database) -> None:
     assert {*found} == {f"table {table}" for table in changes}
     for table, (_, said) in changes.items():
         assert said in found[f"table {table}"]
+
+
+SHORT_KEYS = {"postgresql": "(left({0}, 8))", "sqlite": "(substr({0}, 1, 8))"}
+
+
+@on("postgresql", "mariadb", "sqlite")
+def test_a_refusal_is_no_row(migrated: Database) -> None:
+    """A unique key that appears while a program runs: an id that it refuses is not in use, but an error."""
+    engine = migrated.engine()
+    part = SHORT_KEYS.get(migrated.name, "({0}(8))")
+
+    def publish(name: str) -> None:
+        with engine.begin() as connection:
+            Outbox().publish(connection, "orders", "a", id=name)
+
+    publish("invoice-1")
+    execute(engine, f"CREATE UNIQUE INDEX u ON outbox_id {part.format('id')}")
+    publish("invoice-1")  # it is in use
+    with pytest.raises((IntegrityError, outbox.errors.UnsafeDatabase)):
+        publish("invoice-2")
+    assert outbox.status(engine).pending == 1
+
+
+@on("mariadb", "mysql")
+def test_a_key_that_another_one_refuses(migrated: Database) -> None:
+    """The same for the inbox: the key is neither in flight nor taken after the snapshot, but refused."""
+    engine = migrated.engine()
+    handle = handled(engine)
+    handle("a")
+    execute(engine, "CREATE UNIQUE INDEX u ON inbox_message (`key`)")
+    for take in (
+        lambda connection: Inbox("others").accept(connection, "a"),
+        lambda connection: Inbox("others").accept_many(connection, ["a", "b"]),
+    ):
+        with (
+            pytest.raises(UnsafeDatabase, match="refused, but it is not there"),
+            engine.begin() as connection,
+        ):
+            take(connection)
+    assert handle("b").verdict is Verdict.NEW
 
 
 @contextmanager

@@ -28,6 +28,8 @@ _FULL = {1021, 1203, 1226}
 """Disk, memory or connections are exhausted, or the disk fails."""
 _NOT_NOW = {1047, 1290, 1836, 3101, 3572}
 """The object is in use, the server has become a replica, or its cluster is changing."""
+TAKEN = frozenset({1062, 1586})
+"""A unique key has the value; 1586 is the same error with the key's name."""
 _NAMES = re.compile(r" for ((?:key '[^']*')|(?:column [^ ]+(?: at row \d+|\.)))$")
 """At the end of a text, where no value can be."""
 _LOCK = "inbox_outbox_version"  # the same in every migration

@@ -36,7 +36,7 @@ from inbox_outbox_base.tables.inbox import Tables
 
 from . import loading_statements as sql
 from . import types
-from .dialect import told
+from .dialect import TAKEN, told
 from .taking import random_token
 
 _LOCAL_FILES = 128
@@ -55,8 +55,7 @@ class MySQLLoading(Loading):
     connect_args = MappingProxyType(
         {"program_name": "inbox-outbox spark", "connect_timeout": 10, "local_infile": True}
     )
-    # 1586 is the same error with the key's name.
-    taken = frozenset({1062, 1586})
+    taken = TAKEN
     temporary = MappingProxyType({"mysql_engine": "InnoDB", "mariadb_engine": "InnoDB"})
     locks_to_see = True
 

@@ -17,8 +17,12 @@ from sqlalchemy.exc import IntegrityError
 
 from inbox_outbox_base.databases.letter import Letter
 from inbox_outbox_base.databases.relaying import Relaying, Scan, ScanResult, Tally, parts
+from inbox_outbox_base.errors import codes
+from inbox_outbox_base.errors.outbox import UnsafeDatabase
 from inbox_outbox_base.tables.columns import utcnow
 from inbox_outbox_base.tables.outbox import OutboxTables
+
+from .dialect import TAKEN
 
 _GIVEN = (
     "JSON_TABLE(:these, '$[*]' COLUMNS (sequence BIGINT PATH '$[0]', id VARCHAR(128) PATH '$[1]')) AS given"
@@ -55,6 +59,15 @@ def used_ids(tables: OutboxTables) -> Select[Any]:
     """Which ids are in use, as far as the transaction sees; locks nothing."""
     c = tables.ids.c
     return select(c.id).where(c.id.in_(bindparam("ids", expanding=True)))
+
+
+@cache
+def add_again(tables: OutboxTables) -> Insert:
+    """Refused if the id is in use; else it adds nothing. Unlike a query it sees the newest row, although the
+    snapshot is older; and unlike a query with a lock it needs no other rights."""
+    c = tables.ids.c
+    there = select(c.id).where(c.id == bindparam("id_", type_=c.id.type))
+    return insert(tables.ids).from_select(["id"], there)
 
 
 @cache
@@ -133,15 +146,28 @@ class MySQLRelaying(Relaying):
         none."""
         if not ids:
             return set()
+        if self._adds(connection, insert(self.tables.ids).values([{"id": each} for each in ids])):
+            return set(ids)
+        if len(ids) == 1:
+            if self._adds(connection, add_again(self.tables), {"id_": ids[0]}):
+                raise UnsafeDatabase(
+                    f"table {self.tables.ids.name}: id={ids[0]!r} is refused, but it is not in use: "
+                    "something else is unique there; run `inbox-outbox check`"
+                )
+            return set()
+        half = len(ids) // 2
+        halves = ids[:half], ids[half:]
+        return set().union(*(self._take_unused(connection, each) for each in halves))
+
+    def _adds(self, connection: Connection, added: Insert, given: dict[str, str] | None = None) -> bool:
+        """Whether no unique key refused it."""
         try:
-            connection.execute(insert(self.tables.ids).values([{"id": each} for each in ids]))
-        except IntegrityError:
-            if len(ids) == 1:
-                return set()
-            half = len(ids) // 2
-            halves = ids[:half], ids[half:]
-            return set().union(*(self._take_unused(connection, each) for each in halves))
-        return set(ids)
+            connection.execute(added, given)
+        except IntegrityError as error:
+            if codes.code_of(error) not in TAKEN:
+                raise
+            return False
+        return True
 
     def free_ids(self, connection: Connection, ids: Sequence[str]) -> None:
         for part in parts(ids):

@@ -25,7 +25,12 @@ from inbox_outbox_base.databases import taking_statements
 from inbox_outbox_base.databases.taking import Attempt, KeyBatch, KeyRow, Stored, Taking, pooled
 from inbox_outbox_base.databases.taking_statements import Aging
 from inbox_outbox_base.errors import codes
-from inbox_outbox_base.errors.inbox import TransientError, UnsupportedDatabase, UnusableConnection
+from inbox_outbox_base.errors.inbox import (
+    TransientError,
+    UnsafeDatabase,
+    UnsupportedDatabase,
+    UnusableConnection,
+)
 from inbox_outbox_base.tables.inbox import Tables
 
 from . import settings
@@ -132,8 +137,7 @@ class MySQLTaking(Taking):
             return True
         stored = self.find(connection, attempt)
         if stored is None:
-            # A row that rejects this one, but is not visible, was committed after the snapshot.
-            raise _snapshot_too_old()
+            raise self._not_visible(connection, attempt)
         return True if stored.claim == attempt.claim else stored
 
     def _add(self, connection: Connection, attempt: Attempt, wait: float) -> bool:
@@ -156,9 +160,22 @@ class MySQLTaking(Taking):
             return None
         # The answer to an INSERT of many rows does not say which were added; their claims do.
         found = super().find_many(connection, batch)
-        if len(found) < len(batch.keys):
-            raise _snapshot_too_old()
+        if missing := next((key for key in batch.keys if key not in found), None):
+            attempt = Attempt(batch.tables, batch.consumer, missing, batch.claim, None)
+            raise self._not_visible(connection, attempt)
         return {key for key, row in found.items() if row.claim == batch.claim}
+
+    def _not_visible(self, connection: Connection, attempt: Attempt) -> Exception:
+        """Why a key was refused, although this transaction sees no row of it: the row was committed after
+        the snapshot, or it is another row."""
+        # The INSERT has locked the row that refused it, and a look with a lock sees the newest rows.
+        found = connection.execute(taking_statements.find_locked(attempt.tables), attempt.where())
+        if found.first() is None:
+            return UnsafeDatabase(
+                f"table {attempt.tables.message.name}: a key is refused, but it is not there: something "
+                "else is unique there; run `inbox-outbox check`"
+            )
+        return TransientError("a key was taken after this transaction's snapshot: retry in a new transaction")
 
     def find_many(self, connection: Connection, batch: KeyBatch) -> dict[str, KeyRow]:
         find_many = super().find_many
@@ -309,10 +326,6 @@ def _put_aside(name: str) -> TextClause:
 @cache
 def _put_back(name: str) -> TextClause:
     return text(f"SET SESSION {name} = @inbox_{name}")
-
-
-def _snapshot_too_old() -> TransientError:
-    return TransientError("a key was taken after this transaction's snapshot: retry in a new transaction")
 
 
 def _is_mariadb(connection: Connection) -> bool:

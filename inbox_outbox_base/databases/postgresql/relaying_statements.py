@@ -97,8 +97,9 @@ def add_many(tables: OutboxTables, names: tuple[str, ...]) -> Insert:
 def take_ids(tables: OutboxTables) -> ReturningInsert[tuple[str]]:
     """Ids that nobody uses."""
     given = func.json_array_elements_text(cast(bindparam("ids", type_=Text), JSON)).column_valued("given")
-    taken = insert(tables.ids).from_select(["id"], select(given)).on_conflict_do_nothing()
-    return taken.returning(tables.ids.c.id)
+    added = insert(tables.ids).from_select(["id"], select(given))
+    # Only this key: what another one refuses is not in use, but an error.
+    return added.on_conflict_do_nothing(index_elements=["id"]).returning(tables.ids.c.id)
 
 
 @cache
@@ -204,7 +205,8 @@ def record_sent(tables: OutboxTables) -> Insert:
     names = relaying_statements.SENT
     gone = forget(tables).returning(*(tables.message.c[name] for name in names)).cte("gone")
     record = select(*relaying_statements.sent(gone.c))
-    return insert(tables.sent).from_select(relaying_statements.RECORD, record).on_conflict_do_nothing()
+    added = insert(tables.sent).from_select(relaying_statements.RECORD, record)
+    return added.on_conflict_do_nothing(index_elements=["id"])
 
 
 @cache

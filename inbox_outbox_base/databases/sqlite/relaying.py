@@ -19,7 +19,8 @@ from .taking import check_savepoint
 @cache
 def take_ids(tables: OutboxTables) -> ReturningInsert[tuple[str]]:
     """Ids that nobody uses."""
-    return insert(tables.ids).on_conflict_do_nothing().returning(tables.ids.c.id)
+    # Only this key: what another one refuses is not in use, but an error.
+    return insert(tables.ids).on_conflict_do_nothing(index_elements=["id"]).returning(tables.ids.c.id)
 
 
 @cache
