@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, Table
 
 from inbox_outbox_base.tables.inbox import Tables
 
@@ -84,6 +84,13 @@ class KeyRow(NamedTuple):
 
 pooled = Connection.connection.fget  # type: ignore[attr-defined]
 """The connection's place in the pool, without the check around what a body does with it."""
+
+
+def schema_of(connection: Connection, table: Table) -> str | None:
+    """The schema that statements on this connection write before the table's name; None: none."""
+    translated = connection.get_execution_options().get("schema_translate_map") or {}
+    found: str | None = translated.get(table.schema, table.schema)
+    return found
 
 
 class State:

@@ -79,7 +79,10 @@ class RelayLoop(ABC, Generic[E, P]):
     ) -> None:
         own = self._own(engine)
         if own.get_execution_options().get("schema_translate_map"):
-            raise InvalidOption("engine: it has a schema_translate_map; give a relay its schema with schema=")
+            raise InvalidOption(
+                "engine: it has a schema_translate_map; give a relay its schema with schema=, or on MySQL "
+                "and MariaDB an engine of that database"
+            )
         self._settings = RelaySettings(
             publisher,
             name=name,

@@ -3,13 +3,15 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from sqlalchemy import Connection, Engine, select, text, update
-from sqlalchemy.schema import CreateSchema
+from sqlalchemy import Connection, Engine, delete, select, text, update
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.schema import CreateSchema, DropSchema
 
 import inbox
 import outbox
 from inbox import Inbox, SqlStore, StatusInbox, Verdict
 from inbox.schema import tables
+from inbox_outbox_base.databases.registry import relaying
 from outbox import Message, Outbox, Relay
 from outbox.errors import InvalidOption
 from tests.support.database import Database
@@ -184,3 +186,57 @@ def test_a_map_of_schemas(postgres: Database, name: str) -> None:
     assert Relay(plain, Recorder(), schema=name).run_once() == len(KEYS)
     for report in (inbox.check(engine), outbox.check(engine), inbox.check(plain, schema=name)):
         assert (report.is_safe, report.is_complete) == (True, True)
+
+
+@on("mariadb", "mysql")
+def test_a_map_to_another_database(migrated: Database) -> None:
+    """On MySQL and MariaDB the map names another database: what operators do and see is there."""
+    here = migrated.engine()
+    name = f"{here.url.database} 2"
+    there = here.execution_options(schema_translate_map={None: name})
+    ids = tables().outbox.ids
+    with here.begin() as connection:
+        connection.execute(CreateSchema(name))
+    try:
+        tables().metadata.create_all(there)
+        for engine in (here, there):
+            with engine.begin() as connection:
+                Outbox().publish(connection, "orders", "a", id="daily")
+        outbox.drop(there, "daily")
+        for engine, left in ((here, ["daily"]), (there, [])):
+            with engine.connect() as connection:
+                assert list(connection.scalars(select(ids.c.id))) == left
+        with there.begin() as connection:
+            assert mail.accept(connection, "a") is Verdict.NEW
+        MESSAGE.drop(here)
+        assert [each.bytes > 0 for each in inbox.status(there)] == [True]
+    finally:
+        with here.begin() as connection:
+            connection.execute(DropSchema(name))
+
+
+@on("mariadb", "mysql")
+def test_records_without_a_place(migrated: Database) -> None:
+    """A table to which only relays add needs a place for every row; without one, a record is not dropped in
+    silence. A second message with an id is recorded once."""
+    engine, publisher = migrated.engine(), Recorder()
+    relay, parts = Relay(engine, publisher, keep_sent=60), "PARTITION p VALUES LESS THAN ('m')"
+    by = f"ALTER TABLE outbox_sent PARTITION BY RANGE COLUMNS (id) ({parts}"
+    with engine.begin() as connection:
+        connection.exec_driver_sql(f"{by}, PARTITION q VALUES LESS THAN (MAXVALUE))")
+        Outbox().publish(connection, "t", "a", id="x1")
+        connection.execute(update(tables().outbox.message).values(id="x2"))
+        Outbox().publish(connection, "t", "b", id="x2")
+    assert outbox.check(engine).is_safe
+    assert relay.run_once() == 2
+    with engine.begin() as connection:
+        sent, message = tables().outbox.sent, tables().outbox.message
+        assert list(connection.scalars(select(sent.c.id))) == ["x2"]
+        connection.execute(delete(sent))
+        connection.exec_driver_sql(f"{by})")
+        Outbox().publish(connection, "t", "c", id="y")
+        database = relaying(connection.dialect.name, tables().outbox)
+        places = [tuple(row) for row in connection.execute(select(message.c.bucket, message.c.sequence))]
+        with pytest.raises(OperationalError, match="no partition"):
+            database.forget(connection, database.fetch(connection, places, 100), keep=60)
+    assert any("add one with MAXVALUE" in each.why for each in outbox.check(engine).findings)

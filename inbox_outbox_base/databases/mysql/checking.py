@@ -16,6 +16,7 @@ from inbox_outbox_base.checks.catalogue import (
     wrong_keys,
     wrong_types,
 )
+from inbox_outbox_base.databases.taking import schema_of
 from inbox_outbox_base.words.findings import Finding
 
 # The names are converted: tables of information_schema differ in their collations.
@@ -46,11 +47,13 @@ _CATALOGUE = text("""
     FROM information_schema.statistics
     WHERE table_schema = coalesce(:schema, database()) AND table_name IN :tables AND non_unique = 0
     UNION ALL
-    SELECT DISTINCT 'partition', CONVERT(table_name USING utf8mb4), CONVERT(partition_method USING utf8mb4),
-           CONVERT(partition_expression USING utf8mb4), 0
+    SELECT 'partition', CONVERT(table_name USING utf8mb4), CONVERT(partition_method USING utf8mb4),
+           CONVERT(partition_expression USING utf8mb4),
+           max(partition_description LIKE 'MAXVALUE%' OR partition_description = 'DEFAULT')
     FROM information_schema.partitions
     WHERE table_schema = coalesce(:schema, database()) AND table_name IN :tables
       AND partition_method IS NOT NULL
+    GROUP BY 2, 3, 4
 """).bindparams(bindparam("tables", expanding=True))
 _SESSION = text("""
     SELECT @@sql_select_limit AS sql_select_limit, @@sql_safe_updates AS sql_safe_updates,
@@ -66,6 +69,8 @@ _TABLES = {"BASE TABLE", "SYSTEM VERSIONED"}
 _WHOLE = ("tinyint", "smallint", "mediumint", "int", "bigint")
 """The types of whole numbers, the smallest first."""
 _SHORT = {"BOOL": "tinyint", "INTEGER": "int"}
+_RELAYS_ADD = ("outbox_sent", "outbox_dead")
+"""Tables into which only relays write, when a message has left."""
 _LONG_TEXT = ("mediumtext", "longtext")
 
 
@@ -73,8 +78,7 @@ class MySQLChecking(Checking):
     """One statement."""
 
     def look(self, connection: Connection, tables: Sequence[Table]) -> list[Finding]:
-        translated = connection.get_execution_options().get("schema_translate_map") or {}
-        given = {"schema": translated.get(None), "tables": [each.name for each in tables]}
+        given = {"schema": schema_of(connection, tables[0]), "tables": [each.name for each in tables]}
         by_table: dict[str, dict[str, list[Row[Any]]]] = defaultdict(lambda: defaultdict(list))
         for row in connection.execute(_CATALOGUE, given):
             by_table[row.place][row.kind].append(row)
@@ -84,7 +88,7 @@ class MySQLChecking(Checking):
             for table in tables
             for found in (
                 *_problems(table, connection.dialect, by_table[table.name]),
-                *_prunes(by_table[table.name], is_mariadb=is_mariadb),
+                *_partitions(by_table[table.name], is_mariadb=is_mariadb),
             )
         ]
 
@@ -134,12 +138,15 @@ def _problems(table: Table, dialect: Dialect, found: dict[str, list[Row[Any]]]) 
     yield from wrong_keys(table, {name: frozenset(each) for name, each in keys.items()}, {})
 
 
-def _prunes(found: dict[str, list[Row[Any]]], *, is_mariadb: bool) -> Iterator[Finding]:
-    """MySQL looks for a list of keys in too few of these partitions: 9.7 finds 6 of 20 rows."""
+def _partitions(found: dict[str, list[Row[Any]]], *, is_mariadb: bool) -> Iterator[Finding]:
     for row in found["partition"]:
+        # MySQL 9.7 looks for a list of keys in too few partitions, and finds 6 of 20 rows.
         if not is_mariadb and row.name.endswith("KEY") and "," in row.detail:
             why = f"it is partitioned by {row.name} ({row.detail}): MySQL does not find all keys of a list"
             yield refused(row.place, why, "partition it by KEY of one column")
+        if row.place in _RELAYS_ADD and row.name.startswith(("RANGE", "LIST")) and not row.number:
+            why = "no partition takes the values that the others leave out, so a relay would stop at one"
+            yield refused(row.place, why, "add one with MAXVALUE or DEFAULT")
 
 
 def _holds(declared: str, there: str) -> bool:

@@ -11,10 +11,26 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, Select, and_, bindparam, func, or_, select, text
+from sqlalchemy import (
+    BindParameter,
+    ClauseElement,
+    Connection,
+    Executable,
+    Select,
+    Table,
+    and_,
+    bindparam,
+    func,
+    or_,
+    select,
+)
 from sqlalchemy.dialects.mysql import Insert, insert
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.visitors import InternalTraversal
 
+from inbox_outbox_base.databases import relaying_statements
 from inbox_outbox_base.databases.letter import Letter
 from inbox_outbox_base.databases.relaying import Relaying, Scan, ScanResult, Tally, parts
 from inbox_outbox_base.errors import codes
@@ -25,27 +41,65 @@ from inbox_outbox_base.tables.outbox import OutboxTables
 from .dialect import TAKEN
 
 _GIVEN = (
-    "JSON_TABLE(:these, '$[*]' COLUMNS (sequence BIGINT PATH '$[0]', id VARCHAR(128) PATH '$[1]')) AS given"
+    "JSON_TABLE({these}, '$[*]' COLUMNS (sequence BIGINT PATH '$[0]', id VARCHAR(128) PATH '$[1]')) AS given"
 )
 _THEIR_ROWS = (
-    " STRAIGHT_JOIN outbox_message AS message FORCE INDEX (PRIMARY) ON message.sequence = given.sequence"
+    " STRAIGHT_JOIN {outbox_message} AS message FORCE INDEX (PRIMARY) ON message.sequence = given.sequence"
     " WHERE CAST(message.id AS BINARY) = CAST(given.id AS BINARY)"
 )
-_FORGET = text(f"DELETE message FROM {_GIVEN}{_THEIR_ROWS}")
-_KEEP_SENT = text(
-    # The rows are locked, so that the DELETE finds the same ones; MySQL needs a sub-select for that. IGNORE
-    # is for ids that have a record, since others may have written two messages with one id. The columns have
-    # the same types, so there is no other error to be ignored.
-    "INSERT IGNORE INTO outbox_sent (id, topic, `key`, created_at, own_id, keep_until)"  # noqa: S608 - only constants
+_FORGET = f"DELETE message FROM {_GIVEN}{_THEIR_ROWS}"
+_KEEP_SENT = (
+    # The rows are locked, so that the DELETE finds the same ones; MySQL needs a sub-select for that.
+    "INSERT INTO {outbox_sent} (id, topic, `key`, created_at, own_id, keep_until)"  # noqa: S608 - only constants
     " SELECT message.id, message.topic, message.`key`, message.created_at, message.own_id,"
-    f" utc_timestamp(6) + INTERVAL :keep SECOND FROM (SELECT * FROM {_GIVEN}) AS given"
+    f" utc_timestamp(6) + INTERVAL {{keep}} SECOND FROM (SELECT * FROM {_GIVEN}) AS given"
     f"{_THEIR_ROWS} FOR UPDATE"
 )
-
-_FREE_IDS = text(
-    "DELETE used FROM JSON_TABLE(:these, '$[*]' COLUMNS (id VARCHAR(128) PATH '$')) AS given"
-    " STRAIGHT_JOIN outbox_id AS used FORCE INDEX (PRIMARY) ON used.id = CAST(given.id AS BINARY)"
+_FREE_IDS = (
+    "DELETE used FROM JSON_TABLE({these}, '$[*]' COLUMNS (id VARCHAR(128) PATH '$')) AS given"
+    " STRAIGHT_JOIN {outbox_id} AS used FORCE INDEX (PRIMARY) ON used.id = CAST(given.id AS BINARY)"
 )
+
+
+class worded(Executable, ClauseElement):  # noqa: N801
+    """SQL in which braces enclose the names of tables and parameters: the names of tables become those that a
+    `schema_translate_map` gives."""
+
+    inherit_cache = True
+    _traverse_internals = [  # noqa: RUF012 - as in its base
+        ("sql", InternalTraversal.dp_string),
+        ("tables", InternalTraversal.dp_clauseelement_list),
+        ("parameters", InternalTraversal.dp_clauseelement_list),
+    ]
+
+    def __init__(self, sql: str, tables: Sequence[Table], *parameters: str) -> None:
+        self.sql, self.tables = sql, tables
+        self.parameters: list[BindParameter[Any]] = [bindparam(name) for name in parameters]
+
+
+@compiles(worded, "mysql", "mariadb")
+def _worded(element: worded, compiler: SQLCompiler, **kw: Any) -> str:
+    names = {table.name: compiler.preparer.format_table(table) for table in element.tables}
+    values = {each.key: compiler.process(each, **kw) for each in element.parameters}
+    return element.sql.format(**names, **values)
+
+
+@cache
+def forget(tables: OutboxTables) -> worded:
+    """Delete messages that have left."""
+    return worded(_FORGET, [tables.message], "these")
+
+
+@cache
+def keep_sent(tables: OutboxTables) -> worded:
+    """Record messages that are about to be deleted."""
+    return worded(_KEEP_SENT, [tables.message, tables.sent], "these", "keep")
+
+
+@cache
+def free_ids(tables: OutboxTables) -> worded:
+    """Release producers' own ids for reuse."""
+    return worded(_FREE_IDS, [tables.ids], "these")
 
 
 @cache
@@ -126,8 +180,18 @@ class MySQLRelaying(Relaying):
         for part in parts(letters):
             these = json.dumps([(letter.sequence, letter.id) for letter in part])
             if keep is not None:
-                connection.execute(_KEEP_SENT, {"these": these, "keep": keep})
-            connection.execute(_FORGET, {"these": these})
+                self._record(connection, part, {"these": these, "keep": keep})
+            connection.execute(forget(self.tables), {"these": these})
+
+    def _record(self, connection: Connection, letters: Sequence[Letter], given: dict[str, Any]) -> None:
+        # IGNORE would also drop records that have no place in any partition.
+        if not self._adds(connection, keep_sent(self.tables), given):
+            # One of the ids has a record: others may have written two messages with one id.
+            these = [
+                {"bucket_": each.bucket, "sequence_": each.sequence, "id_": each.id, "keep": given["keep"]}
+                for each in letters
+            ]
+            connection.execute(relaying_statements.keep_sent(self.tables), these)
 
     def _gone(self) -> Insert:
         return gone(self.tables)
@@ -159,7 +223,9 @@ class MySQLRelaying(Relaying):
         halves = ids[:half], ids[half:]
         return set().union(*(self._take_unused(connection, each) for each in halves))
 
-    def _adds(self, connection: Connection, added: Insert, given: dict[str, str] | None = None) -> bool:
+    def _adds(
+        self, connection: Connection, added: Executable, given: Mapping[str, Any] | None = None
+    ) -> bool:
         """Whether no unique key refused it."""
         try:
             connection.execute(added, given)
@@ -171,4 +237,4 @@ class MySQLRelaying(Relaying):
 
     def free_ids(self, connection: Connection, ids: Sequence[str]) -> None:
         for part in parts(ids):
-            connection.execute(_FREE_IDS, {"these": json.dumps(part)})
+            connection.execute(free_ids(self.tables), {"these": json.dumps(part)})

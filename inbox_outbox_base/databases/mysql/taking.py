@@ -22,7 +22,7 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.visitors import InternalTraversal
 
 from inbox_outbox_base.databases import taking_statements
-from inbox_outbox_base.databases.taking import Attempt, KeyBatch, KeyRow, Stored, Taking, pooled
+from inbox_outbox_base.databases.taking import Attempt, KeyBatch, KeyRow, Stored, Taking, pooled, schema_of
 from inbox_outbox_base.databases.taking_statements import Aging
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import (
@@ -58,7 +58,7 @@ _END_BRIEFLY = text(
 _ROLLS_BACK_ON_TIMEOUT = text("SELECT @@innodb_rollback_on_timeout")
 _SIZE = text(
     "SELECT data_length + index_length FROM information_schema.tables "
-    "WHERE table_schema = database() AND table_name = :name"
+    "WHERE table_schema = coalesce(:schema, database()) AND table_name = :name"
 )
 
 
@@ -230,7 +230,8 @@ class MySQLTaking(Taking):
             raise
 
     def size(self, connection: Connection, tables: Tables) -> int:
-        return int(connection.execute(_SIZE, {"name": tables.message.name}).scalar_one())
+        given = {"schema": schema_of(connection, tables.message), "name": tables.message.name}
+        return int(connection.execute(_SIZE, given).scalar_one())
 
     def unusable_setting(self, driver: Any) -> str | None:
         return settings.unusable(driver)

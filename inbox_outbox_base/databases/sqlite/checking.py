@@ -17,6 +17,7 @@ from inbox_outbox_base.checks.catalogue import (
     wrong_keys,
     wrong_types,
 )
+from inbox_outbox_base.databases.taking import schema_of
 from inbox_outbox_base.words.findings import Finding
 
 # A temporary table or trigger comes before one of the database.
@@ -57,8 +58,7 @@ class SQLiteChecking(Checking):
     """One statement."""
 
     def look(self, connection: Connection, tables: Sequence[Table]) -> list[Finding]:
-        translated = connection.get_execution_options().get("schema_translate_map") or {}
-        schema = translated.get(None) or "main"
+        schema = schema_of(connection, tables[0]) or "main"
         given = {"schema": schema, "tables": [each.name for each in tables]}
         by_table: dict[str, dict[str, list[Row[Any]]]] = defaultdict(lambda: defaultdict(list))
         for row in connection.execute(_catalogue(schema), given):

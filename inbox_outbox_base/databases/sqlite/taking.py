@@ -15,7 +15,7 @@ from sqlalchemy.sql.elements import ColumnElement
 
 from inbox_outbox_base.checks.samples import name_of
 from inbox_outbox_base.databases import taking_statements
-from inbox_outbox_base.databases.taking import Attempt, KeyBatch, Stored, Taking, pooled
+from inbox_outbox_base.databases.taking import Attempt, KeyBatch, Stored, Taking, pooled, schema_of
 from inbox_outbox_base.databases.taking_statements import Aging
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import UnusableConnection
@@ -88,8 +88,13 @@ class SQLiteTaking(Taking):
         return list(connection.execute(delete_batch(aging), parameters).scalars())
 
     def size(self, connection: Connection, tables: Tables) -> int:
-        pages: int = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
-        return pages * int(connection.exec_driver_sql("PRAGMA page_size").scalar_one())
+        schema = schema_of(connection, tables.message) or "main"
+        file = connection.dialect.identifier_preparer.quote_identifier(schema)
+        pages, size = (
+            connection.exec_driver_sql(f"PRAGMA {file}.{what}").scalar_one()
+            for what in ("page_count", "page_size")
+        )
+        return int(pages) * int(size)
 
     def unusable_setting(self, driver: Any) -> str | None:
         if driver.row_factory not in (None, sqlite3.Row):
