@@ -20,6 +20,7 @@ from examples.embedded_postgres import EmbeddedPostgres
 
 from . import (
     _command,
+    _outbox_bounds,
     _outbox_brokers,
     _outbox_growth,
     _outbox_idle,
@@ -43,6 +44,7 @@ BENCHMARKS: _command.Benchmarks[OutboxLab] = {
     "growth": _outbox_growth.growth,
     "start": _outbox_start.start,
     "lanes": _outbox_lanes.lanes,
+    "bounds": _outbox_bounds.bounds,
     "share": _outbox_share.share,
     "idle": _outbox_idle.idle,
     "kafka": _outbox_brokers.kafka,

@@ -2,8 +2,9 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from threading import Event, Lock, Thread
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from sqlalchemy import Connection, Engine, insert
 
 from inbox import Backoff
+from inbox_outbox_base.databases.letter import Letter
 from inbox_outbox_base.databases.relaying import Scan, ScanResult
 from inbox_outbox_base.words.outgoing import Failed
 from outbox import (
@@ -29,7 +31,9 @@ from outbox import (
 from outbox._relaying.reading import backlog, scanning
 from outbox._relaying.reading import payloads as loading
 from outbox._relaying.rounds import Rounds
-from outbox._relaying.sending.lanes import MOST_FLIGHTS
+from outbox._relaying.sending import lanes
+from outbox._relaying.sending.flight import Flight
+from outbox._relaying.sending.lanes import MOST_FLIGHTS, TopicLane, TopicLanes
 from tests.support.database import Database
 from tests.support.on_servers import on
 from tests.support.outbox_publishers import (
@@ -46,6 +50,9 @@ from tests.support.outbox_publishers import (
 from tests.support.processes import wait_until
 from tests.support.relay.crashes import running
 from tests.support.together import Task
+
+MOST_NEW = MOST_FLIGHTS // 2
+"""The most batches of new topics, and of those that hang, that are sent at the same time."""
 
 
 class Gate(Recorder):
@@ -156,18 +163,196 @@ def test_a_key_keeps_its_order_across_topics(engine: Engine) -> None:
 
 
 def test_a_bounded_number_of_topics_at_a_time(postgres: Database) -> None:
-    """If there are more topics than can be sent at the same time, each one has its turn."""
+    """If there are more new topics than can be sent at the same time, each one has its turn."""
     engine = postgres.engine()
-    topics = [f"t{number}" for number in range(MOST_FLIGHTS + 8)]
+    topics = [f"t{number}" for number in range(MOST_NEW + 8)]
     for topic in topics:
         publish(engine, "-1", topic=topic)
     publisher = Gate(*topics)
     with relaying(engine, publisher):
-        wait_until(lambda: publisher.running.total() == MOST_FLIGHTS)
+        wait_until(lambda: publisher.running.total() == MOST_NEW)
         publisher.opened.set()
         wait_until(lambda: not waiting(engine))
-    assert publisher.most == MOST_FLIGHTS
+    assert publisher.most == MOST_NEW
     assert sorted(message.topic for message in publisher.sent) == sorted(topics)
+
+
+@on("sqlite", "postgresql")
+@pytest.mark.parametrize("were_quick", [False, True])
+def test_topics_that_hang_leave_room(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, were_quick: bool
+) -> None:
+    """While more topics hang than may be sent at the same time, a topic whose last send was quick is sent,
+    also if those that hang were quick once. The log names topics that hang."""
+    monkeypatch.setattr(lanes, "_LONG", 0.5)
+    topics = [f"t{number}" for number in range(MOST_NEW + 8)]
+    publisher = Gate(*topics)
+    publish(engine, "a1", topic="healthy")
+    if were_quick:
+        publisher.opened.set()
+        publish_to(engine, topics)
+    with relaying(engine, publisher):
+        wait_until(lambda: not waiting(engine))
+        publisher.opened.clear()
+        publish_to(engine, topics)
+        wait_until(lambda: publisher.running.total() >= MOST_NEW)
+        for number in range(2, 5):
+            publish(engine, f"a{number}", topic="healthy")
+            wait_until(lambda: len(publisher.of("a")) == number)  # noqa: B023
+        assert publisher.running.total() <= MOST_FLIGHTS
+        wait_until(lambda: "sends have not returned" in caplog.text)
+        assert "the publisher failed" not in caplog.text  # it would, before the gate is opened
+        publisher.opened.set()
+        wait_until(lambda: not waiting(engine))
+
+
+def publish_to(engine: Engine, topics: Sequence[str], size: int = 1_000) -> None:
+    """Publish a message of so many bytes to each of these topics."""
+    with engine.begin() as connection:
+        Outbox().publish_many(connection, [Message(topic, b"x" * size) for topic in topics])
+
+
+@on("sqlite")
+def test_topics_that_hang_leave_bytes(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While large messages of topics that hang are being sent, a topic whose last send was quick is sent."""
+    monkeypatch.setattr(loading, "_MOST_BYTES", 4_000)
+    topics = [f"t{number}" for number in range(8)]
+    publisher = Gate(*topics)
+    publish(engine, "a1", topic="healthy")
+    with relaying(engine, publisher):
+        wait_until(lambda: not waiting(engine))
+        publish_to(engine, topics)
+        wait_until(lambda: publisher.running.total() > 1)
+        publish_to(engine, ["healthy"])
+        wait_until(lambda: len(publisher.accepted) == 2)
+        publisher.opened.set()
+        wait_until(lambda: not waiting(engine))
+
+
+@on("sqlite")
+@pytest.mark.parametrize("is_new", [False, True])
+def test_a_large_message_has_its_turn(engine: Engine, monkeypatch: pytest.MonkeyPatch, is_new: bool) -> None:
+    """A message that is larger than what is left beside batches that hang, or than the half of new topics, is
+    sent."""
+    monkeypatch.setattr(loading, "_MOST_BYTES", 4_000)
+    topics = ["t0"] if is_new else ["t0", "t1"]
+    publisher = Gate(*topics)
+    publish(engine, "a1", topic="t0" if is_new else "large")
+    publisher.opened.set()
+    with relaying(engine, publisher):
+        wait_until(lambda: not waiting(engine))
+        publisher.opened.clear()
+        publish_to(engine, topics)
+        wait_until(lambda: publisher.running.total() == len(topics))
+        publish_to(engine, ["large"], size=3_000)
+        wait_until(lambda: len(publisher.accepted) == 2, timeout=30)
+        publisher.opened.set()
+        wait_until(lambda: not waiting(engine))
+
+
+class Counting(Collection[str]):
+    """Topics; it counts how often a lane is looked up."""
+
+    def __init__(self, topics: Iterable[str]) -> None:
+        self.topics = dict.fromkeys(topics)
+        self.looks = 0
+
+    def __contains__(self, topic: object) -> bool:
+        self.looks += 1
+        return topic in self.topics
+
+    def __iter__(self) -> Iterator[str]:
+        raise AssertionError("a round must not look at every topic")
+
+    def __len__(self) -> int:
+        raise AssertionError("a round must not count all topics")
+
+
+@pytest.mark.parametrize("are_rejected", [False, True])
+def test_many_topics_cost_no_more_each(are_rejected: bool) -> None:
+    """How many topics a round looks at does not depend on the number of topics with messages: each is looked
+    at a few times for each of its batches."""
+    names = [f"t{number}" for number in range(5_000)]
+    its_lanes, topics = TopicLanes(100, MOST_FLIGHTS), Counting(names)
+    sent = list[str]()
+    for name in names:
+        its_lanes.want(name)
+    while opened := its_lanes.open(topics):
+        send_to(its_lanes, opened, Unavailable("away", retry_after=60) if are_rejected else ACCEPTED)
+        sent += [lane.topic for lane in opened]
+        if not are_rejected:
+            for lane in opened:
+                del topics.topics[lane.topic]
+        its_lanes.seconds(topics)
+    assert sent == names
+    assert topics.looks <= 10 * len(names)
+
+
+def test_very_many_topics_that_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of topics that the broker rejects, a few are tried at a time, and not again at once; when a topic is
+    taken again, all are."""
+    clock = Clock(monkeypatch)
+    names, its_lanes = [f"t{number}" for number in range(20)], TopicLanes(100, MOST_FLIGHTS)
+    for answer in (ACCEPTED, Unavailable("away", retry_after=60)):
+        for name in names:
+            its_lanes.want(name)
+        send_to(its_lanes, its_lanes.open(names), answer)
+    assert its_lanes.seconds(names) == 60
+    clock.now += 60
+    tried = its_lanes.open(names)
+    assert 0 < len(tried) < 10
+    send_to(its_lanes, tried, Unavailable("away", retry_after=60))
+    assert not its_lanes.open(names)
+    assert 0 < its_lanes.seconds(names) < 1
+    clock.now += 1
+    send_to(its_lanes, its_lanes.open(names)[:1], ACCEPTED)
+    assert {lane.topic for lane in its_lanes.open(names)} == {*names}
+
+
+def test_room_of_batches_that_begin_to_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If as many batches as possible of topics that were quick begin to hang, the next such topic has its
+    turn after some seconds, and the relay wakes up then."""
+    clock = Clock(monkeypatch)
+    names, its_lanes = [f"t{number}" for number in range(MOST_FLIGHTS)], TopicLanes(100, MOST_FLIGHTS)
+    for name in names:
+        send_to(its_lanes, [its_lanes.of(name)], ACCEPTED)
+        its_lanes.want(name)
+    for lane in its_lanes.open(names):
+        its_lanes.launch(flight_to(lane.topic))
+    assert 0 < len(its_lanes.flights) < MOST_FLIGHTS
+    assert not its_lanes.open(names)
+    assert 0 < its_lanes.seconds(names) < 10
+    clock.now += its_lanes.seconds(names) + 0.1
+    assert its_lanes.open(names)
+
+
+class Clock:
+    """The clock that lanes and sends read; it stands still."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1_000.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+
+
+def send_to(its_lanes: TopicLanes, opened: Iterable[TopicLane], answer: Outcome) -> None:
+    """Send a message to each of these topics, all at the same time."""
+    flights = [flight_to(lane.topic) for lane in opened]
+    for flight in flights:
+        its_lanes.launch(flight)
+    for flight in flights:
+        flight.fly(lambda _: [answer], lambda: True)
+        its_lanes.land(flight)
+
+
+def flight_to(topic: str) -> Flight:
+    """A batch of one message."""
+    return Flight([letter_of(topic)], ordered=False, give_up_after=None, arrived=lambda: None)
+
+
+def letter_of(topic: str) -> Letter:
+    """A message of a topic."""
+    now = datetime.now(UTC)
+    return Letter("id", 1, topic, None, "", None, now, b"", 0, 1, 0, 0, "pending", None, None, None)
 
 
 @on("sqlite")

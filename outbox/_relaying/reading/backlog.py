@@ -76,13 +76,17 @@ class Backlog:
     topic's queue, however many messages it has.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, want: Callable[[str], object] = lambda _: None) -> None:
+        """`want` is called with each topic that gets its first message that can be sent."""
+        self._want = want
         self._entries: dict[int, BacklogEntry] = {}
         self._buckets: dict[int, dict[int, BacklogEntry]] = {}
         self._firsts: dict[str, BacklogEntry] = {}
         self._lasts: dict[str, BacklogEntry] = {}
-        self._queues: list[dict[str, dict[BacklogEntry, None]]] = [{}, {}, {}]
-        """By queue and topic, the messages that can be sent, in the order in which they became ready."""
+        self._queues: dict[str, list[dict[BacklogEntry, None]]] = {}
+        """By topic and queue, the messages that can be sent, in the order in which they became ready."""
+        self.ready = 0
+        """How many messages can be sent, counting one of each key."""
         self._waits: list[tuple[float, BacklogEntry]] = []
 
     def __len__(self) -> int:
@@ -131,17 +135,24 @@ class Backlog:
         self._queue(entry)
 
     def _queue(self, entry: BacklogEntry) -> None:
-        self._queues[entry.queue].setdefault(entry.topic, {})[entry] = None
+        queues = self._queues.get(entry.topic)
+        if queues is None:
+            queues = self._queues[entry.topic] = [{}, {}, {}]
+            self._want(entry.topic)
+        queue = queues[entry.queue]
+        if entry not in queue:
+            queue[entry] = None
+            self.ready += 1
 
     def _dequeue(self, entry: BacklogEntry) -> bool:
         """Return whether it was in a queue."""
-        queues = self._queues[entry.queue]
-        queue = queues.get(entry.topic)
-        if queue is None or entry not in queue:
+        queues = self._queues.get(entry.topic)
+        if queues is None or entry not in queues[entry.queue]:
             return False
-        del queue[entry]
-        if not queue:
-            del queues[entry.topic]
+        del queues[entry.queue][entry]
+        self.ready -= 1
+        if not any(queues):
+            del self._queues[entry.topic]
         return True
 
     def note_sends(self, entry: BacklogEntry, attempts: int, unanswered: int) -> None:
@@ -154,12 +165,7 @@ class Backlog:
     @property
     def topics(self) -> Collection[str]:
         """Topics with messages that can be sent."""
-        return dict.fromkeys(chain(*self._queues))
-
-    @property
-    def ready(self) -> int:
-        """How many messages can be sent, counting one of each key."""
-        return sum(len(queue) for queues in self._queues for queue in queues.values())
+        return self._queues.keys()
 
     def pick(self, topic: str, most: int, room: int, *, is_probe: bool = False) -> list[BacklogEntry]:
         """The messages of a topic to send next: first one of each key, then the messages that follow them. Of
@@ -168,7 +174,7 @@ class Backlog:
 
         A probe is the message with the fewest sends.
         """
-        new, again, alone = (queues.get(topic, {}) for queues in self._queues)
+        new, again, alone = self._queues.get(topic, ({}, {}, {}))
         if is_probe:
             firsts = list(islice(new, 1)) or heapq.nsmallest(1, again, key=attrgetter("attempts"))
         else:
@@ -302,10 +308,9 @@ class Backlog:
     def retain(self, wanted: Callable[[BacklogEntry], bool]) -> None:
         """Forget all messages that are not wanted."""
         kept = sorted(entry for entry in self if wanted(entry))
-        for each in (self._entries, self._buckets, self._firsts, self._lasts):
+        for each in (self._entries, self._buckets, self._firsts, self._lasts, self._queues):
             each.clear()
-        for queues in self._queues:
-            queues.clear()
+        self.ready = 0
         self._waits = [wait for wait in self._waits if wanted(wait[1])]
         heapq.heapify(self._waits)
         for entry in kept:

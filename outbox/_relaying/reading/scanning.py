@@ -12,7 +12,7 @@ from inbox_outbox_base.databases.letter import Letter
 from inbox_outbox_base.databases.relaying import Relaying, Scan
 from outbox._relaying.report import Report
 from outbox._relaying.sending.batch import Choice
-from outbox._relaying.sending.lanes import TopicLane, TopicLanes
+from outbox._relaying.sending.lanes import MOST_FLIGHTS, TopicLane, TopicLanes
 from outbox._relaying.settings import RelaySettings
 
 from .backlog import Backlog, BacklogEntry
@@ -44,7 +44,7 @@ class Scanner:
         self._sifter = Sifter(settings, lanes)
         self._loader = Loader(database, lanes, max(settings.batch, _LEAST_SCAN))
         self._light = self._loader.light
-        self.backlog = Backlog()
+        self.backlog = Backlog(lanes.want)
         self.frontier = Frontier()
         self.crossings = Crossings(database)
         self._skips = Skips(database, self.backlog)
@@ -61,7 +61,7 @@ class Scanner:
 
     def forget(self) -> None:
         """Forget all buckets: the relay owns none any more."""
-        self.buckets, self.backlog, self.frontier = [], Backlog(), Frontier()
+        self.buckets, self.backlog, self.frontier = [], Backlog(self._lanes.want), Frontier()
         self.crossings = Crossings(self._database)
         self._skips = Skips(self._database, self.backlog)
 
@@ -98,11 +98,7 @@ class Scanner:
 
     def seconds(self) -> float:
         """Seconds until a message's wait ends, or until a topic with messages to send is tried again."""
-        rests = [self._lanes.of(topic).seconds() for topic in self.backlog.topics]
-        if self._lanes.flights:
-            # A topic that could be sent now and was not chosen has to wait until one of these batches ends.
-            rests = [rest for rest in rests if rest > 0]
-        return min([self.backlog.seconds(), self._skips.seconds(), *rests])
+        return min(self.backlog.seconds(), self._skips.seconds(), self._lanes.seconds(self.backlog.topics))
 
     def read_again(self, bucket: int) -> None:
         """Read a bucket from its oldest message on."""
@@ -195,7 +191,7 @@ class Scanner:
                 self.backlog.wait(entry.sequence, found[entry.sequence])
             else:
                 if found[entry.sequence] == 0 and not entry.checks:  # an operator has ended its wait
-                    self._lanes.of(entry.topic).urge()
+                    self._lanes.urge(entry.topic)
                 self.backlog.let_go(entry)
 
     def _read(self, connection: Connection, letters: dict[int, Letter]) -> bool:
@@ -206,6 +202,8 @@ class Scanner:
         }
         begin = dict(marks)
         most, last = max(_LEAST_SCAN, self._lanes.appetite()), self.buckets[-1]
+        if len(self.backlog.topics) > MOST_FLIGHTS:  # behind their messages, others may wait for nothing
+            most = max(most, self._settings.batch)
         scans = pages = 0
         while begin and pages < _PAGES and len(self.backlog) < MOST_KNOWN:
             size = len(self.backlog)

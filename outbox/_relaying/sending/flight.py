@@ -17,6 +17,7 @@ from inbox_outbox_base.words.outgoing import Accepted, Envelope, Failed, Outcome
 from outbox._relaying.report import Report, SentMessage
 
 from .batch import SOLO_AFTER
+from .turns import Standing
 
 log = logging.getLogger("outbox.relay")
 
@@ -43,6 +44,10 @@ class Flight:
         self.begun = time.monotonic()
         self.seconds = 0.0
         """How long it took until the last accepted message; if none was accepted, until the end."""
+        self.lasted = 0.0
+        """How long it took until the end."""
+        self.standing = Standing.OTHER
+        """The standing of its topic when it began."""
         self.is_over = False
         self._has_begun = False
         self.has_news_since = math.inf
@@ -118,7 +123,8 @@ class Flight:
         except BaseException as error:  # noqa: BLE001 - the relay raises it once the outcomes are written
             self.failure = error
         finally:
-            self.seconds = self.seconds or time.monotonic() - self.begun
+            self.lasted = time.monotonic() - self.begun
+            self.seconds = self.seconds or self.lasted
             self.is_over = True
             self._arrived()
 

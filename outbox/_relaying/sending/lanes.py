@@ -4,18 +4,31 @@ tried again."""
 import logging
 import math
 import time
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Container
 from operator import attrgetter
 
 from inbox import Backoff
 from inbox_outbox_base.errors.secrets import strike_out
 
 from .flight import Flight
+from .turns import Standing, Turns
 
 _log = logging.getLogger("outbox.relay")
 
-MOST_FLIGHTS = 32
+MOST_FLIGHTS = 64
 """The most batches that are sent at the same time."""
+_SHARES = {Standing.QUICK: 3 / 8, Standing.REJECTED: 1 / 8, Standing.OTHER: 4 / 8}
+"""How many of them topics of each standing have."""
+_REJECTED_EVERY = 0.2
+"""The least seconds between two times at which topics that the broker rejects are tried: very many of them
+leave time for the others."""
+_LONG = 5.0
+"""Seconds after which a send counts as one that may never return."""
+_MOST_QUICK = 100_000
+"""The most topics whose sends are remembered as quick."""
+_MOST_SIZES = 32
+"""How many of the last topics tell how much a scan reads."""
 _MOST_OF_TOPIC = 3
 """The most of them that have the same topic."""
 _FEW, _FEW_BYTES, _FEW_MESSAGES = 8, 16_000_000, 2_500
@@ -41,24 +54,39 @@ _UNUSED = 120.0
 class TopicLane:
     """The state of one topic."""
 
+    __slots__ = (
+        "_most",
+        "_rejections",
+        "_said",
+        "_shrunk",
+        "_size",
+        "_urged",
+        "begun",
+        "flights",
+        "rejected",
+        "topic",
+        "until",
+    )
+
     def __init__(self, topic: str, most: int) -> None:
         self.topic = topic
         self.flights: list[Flight] = []
         """The batches that are being sent; no two have a key in common."""
-        self.begun = 0.0
-        """When its last batch began."""
+        self.begun = time.monotonic()
+        """When its last batch began; at first, when the relay has come to know the topic."""
         self._most = most
         self._size = min(_FIRST_BATCH, most)
         self._rejections = 0
-        self._until = 0.0
-        self._rejected = self._shrunk = -math.inf
+        self.until = 0.0
+        """It rests until this time."""
+        self.rejected = self._shrunk = -math.inf
         """When a rejection, and a slow batch, was last noted: batches begun earlier tell nothing new."""
         self._urged = self._said = -math.inf
 
     @property
     def is_unused(self) -> bool:
         """Whether it can be forgotten: for a while it could be sent, and nothing was."""
-        return not self.flights and time.monotonic() > max(self.begun, self._until) + _UNUSED
+        return not self.flights and time.monotonic() > max(self.begun, self.until) + _UNUSED
 
     @property
     def is_rejected(self) -> bool:
@@ -67,13 +95,14 @@ class TopicLane:
 
     def room(self) -> int:
         """How many messages may be sent now."""
-        if self._is_full or time.monotonic() < self._until:
+        if self._is_full or self.rests:
             return 0
         return 1 if self._rejections else self._size
 
-    def seconds(self) -> float:
-        """Seconds until the topic is tried again; infinite if a batch has to end first."""
-        return math.inf if self._is_full else max(0.0, self._until - time.monotonic())
+    @property
+    def rests(self) -> bool:
+        """Whether the relay backs off from the topic at the moment."""
+        return self.until > 0 and time.monotonic() < self.until
 
     @property
     def _is_full(self) -> bool:
@@ -82,18 +111,18 @@ class TopicLane:
 
     def wake(self) -> None:
         """Let the topic be tried immediately."""
-        self._until = 0.0
+        self.until = 0.0
 
     def urge(self) -> None:
-        """Let the topic be tried soon: an operator has ended the wait of one of its messages."""
+        """Let the topic be tried now, unless that was done a moment ago."""
         now = time.monotonic()
-        if self._until > now >= self._urged + _URGED_EVERY:
-            self._urged, self._until = now, now
+        if self.until > now >= self._urged + _URGED_EVERY:
+            self._urged, self.until = now, now
 
     def land(self, flight: Flight) -> bool:
         """Adapt to the outcomes of a batch; return whether the broker takes the topic again."""
         self.flights.remove(flight)
-        if len(flight.unanswered()) == len(flight.letters) or flight.begun < self._rejected:
+        if len(flight.unanswered()) == len(flight.letters) or flight.begun < self.rejected:
             return False  # nothing was sent, or the batch began before the topic was rejected
         if flight.rejected_for is not None:
             if flight.is_alone and not self._rejections:
@@ -111,8 +140,8 @@ class TopicLane:
     def _reject(self, asked: float, reason: str) -> None:
         now = time.monotonic()
         self._rejections += 1
-        self._rejected = now
-        self._until = now + max(_PROBES.delay(self._rejections), min(asked, _PROBES.longest))
+        self.rejected = now
+        self.until = now + max(_PROBES.delay(self._rejections), min(asked, _PROBES.longest))
         if now >= self._said + _SAID_EVERY:
             self._said = now
             _log.warning("topic %r is not taken by the broker, retrying: %s", self.topic, strike_out(reason))
@@ -124,62 +153,186 @@ class TopicLanes:
     def __init__(self, most: int, flights: int) -> None:
         self._most = most
         self._flights = flights
+        self._shares = {standing: max(1, int(flights * share)) for standing, share in _SHARES.items()}
         self._lanes: dict[str, TopicLane] = {}
         self._many = _MANY
+        self._active: dict[str, TopicLane] = {}
+        """The lanes with batches that are being sent."""
+        self._recent: dict[str, TopicLane] = {}
+        """The lanes of the last batches."""
+        self._quick: dict[str, None] = {}
+        """Topics whose last sends have returned soon, the oldest first: kept longer than their lanes."""
+        self._turns = Turns()
+        self._woken = 0.0
+        """When all topics were last woken."""
+        self._said = -math.inf
+        self._rejected_at = 0.0
+        """When topics that the broker rejects may be tried again."""
 
     def of(self, topic: str) -> TopicLane:
         """The topic's lane."""
-        if topic not in self._lanes:
+        lane = self._lanes.get(topic)
+        if lane is None:
             if len(self._lanes) >= self._many:
                 self._lanes = {name: lane for name, lane in self._lanes.items() if not lane.is_unused}
                 self._many = max(_MANY, 2 * len(self._lanes))  # seldom, so that new topics cost little
-            self._lanes[topic] = TopicLane(topic, self._most)
-        return self._lanes[topic]
+            lane = self._lanes[topic] = TopicLane(topic, self._most)
+        return lane
+
+    def standing(self, topic: str) -> Standing:
+        """What is known about the topic's sends."""
+        if topic not in self._quick:
+            return Standing.OTHER
+        lane = self.of(topic)
+        if not lane.is_rejected:
+            return Standing.QUICK
+        return Standing.REJECTED if lane.rejected > self._woken else Standing.OTHER
 
     def appetite(self) -> int:
         """How many messages the next batches take."""
-        return max(min(_FIRST_BATCH, self._most), *(lane.room() for lane in self._lanes.values()), 0)
+        return max(min(_FIRST_BATCH, self._most), *(lane.room() for lane in self._recent.values()), 0)
+
+    def want(self, topic: str) -> None:
+        """Let a topic have its turn: there are messages of it now."""
+        lane = self._lanes.get(topic)
+        if lane is not None and lane.rests:
+            if lane.rejected > self._woken:
+                self._turns.rest(topic, lane.until)
+                return
+            lane.wake()
+        if lane is None or not lane.flights:
+            self._turns.add(topic, self.standing(topic))
 
     def wake(self) -> None:
         """Let every topic be tried immediately."""
-        for lane in self._lanes.values():
-            lane.wake()
+        self._woken = time.monotonic()
+        for topic in self._turns.wake():
+            self.want(topic)
+
+    def urge(self, topic: str) -> None:
+        """Let a topic be tried soon: an operator has ended the wait of one of its messages."""
+        self.of(topic).urge()
+        self.want(topic)
 
     def land(self, flight: Flight) -> None:
         """Note that a batch is over, and its outcomes are collected."""
-        if self.of(flight.topic).land(flight):
-            _log.info("topic %r is taken again", flight.topic)
+        topic, lane = flight.topic, self.of(flight.topic)
+        is_taken_again = lane.land(flight)
+        if not lane.flights:
+            del self._active[topic]
+        if len(flight.unanswered()) < len(flight.letters):
+            self._judge(flight)
+        self.want(topic)
+        if is_taken_again:
+            _log.info("topic %r is taken again", topic)
             self.wake()  # the broker may have been away for all topics
+
+    def _judge(self, flight: Flight) -> None:
+        self._quick.pop(flight.topic, None)
+        if flight.lasted <= _LONG:
+            self._quick[flight.topic] = None
+            if len(self._quick) > _MOST_QUICK:
+                del self._quick[next(iter(self._quick))]
 
     def launch(self, flight: Flight) -> None:
         """Note that a batch is being sent."""
-        lane = self.of(flight.topic)
+        topic = flight.topic
+        lane = self._active[topic] = self.of(topic)
+        flight.standing = self.standing(topic)
         lane.flights.append(flight)
         lane.begun = flight.begun
+        self._turns.remove(topic)
+        if flight.standing is Standing.REJECTED:
+            self._rejected_at = time.monotonic() + _REJECTED_EVERY
+        self._recent.pop(topic, None)
+        self._recent[topic] = lane
+        if len(self._recent) > _MOST_SIZES:
+            del self._recent[next(iter(self._recent))]
 
     def drop_flights(self) -> None:
         """Note that no batch is being sent."""
-        for lane in self._lanes.values():
+        for lane in self._active.values():
             lane.flights.clear()
+        self._active.clear()
 
     @property
     def flights(self) -> list[Flight]:
         """The batches that are being sent, or whose outcomes are still to be collected."""
-        return [flight for lane in self._lanes.values() for flight in lane.flights]
+        return [flight for lane in self._active.values() for flight in lane.flights]
 
-    def open(self, topics: Iterable[str]) -> list[TopicLane]:
-        """The lanes of these topics that can take messages: as many as may send at the same time, those that
+    def open(self, topics: Container[str]) -> list[TopicLane]:
+        """The lanes that can take messages, of these topics: as many as may send at the same time, those that
         have waited longest first. Only the last one may have a batch already."""
+        self._end_rests()
         flights = self.flights
         free = self._flights - len(flights)
         if free <= 0:
             return []
-        able = sorted((lane for topic in topics if (lane := self.of(topic)).room()), key=attrgetter("begun"))
-        idle = [lane for lane in able if not lane.flights]
+        idle = self._idle(topics, flights, free)
         are_few = (
             len(flights) + len(idle) < _FEW
             and sum(flight.size for flight in flights) < _FEW_BYTES
             and sum(len(flight.letters) for flight in flights) < _FEW_MESSAGES
         )
-        busy = [lane for lane in able if lane.flights] if are_few else []
-        return [*idle, *busy[:1]][:free]
+        if are_few:
+            able = (lane for lane in self._active.values() if lane.topic in topics and lane.room())
+            idle += sorted(able, key=attrgetter("begun"))[:1]
+        return idle[:free]
+
+    def _idle(self, topics: Container[str], flights: list[Flight], free: int) -> list[TopicLane]:
+        """The lanes that can take messages and have no batch."""
+        used = Counter(standing_of(flight) for flight in flights)
+
+        def is_able(topic: str) -> bool:
+            return topic in topics and not self.of(topic).rests
+
+        if used[Standing.OTHER] >= self._shares[Standing.OTHER] > 1:
+            self._say_who_hangs(flights)
+        turns: list[tuple[int, str]] = []
+        for standing, share in self._shares.items():
+            if standing is Standing.REJECTED and time.monotonic() < self._rejected_at:
+                continue
+            turns += self._turns.first(standing, min(free, share - used[standing]), is_able)
+        return [self.of(topic) for _, topic in sorted(turns)]
+
+    def _say_who_hangs(self, flights: list[Flight]) -> None:
+        now = time.monotonic()
+        hang = [flight.topic for flight in flights if now - flight.begun > _LONG]
+        if len(hang) >= self._shares[Standing.OTHER] and now >= self._said + _SAID_EVERY:
+            self._said = now
+            _log.warning(
+                "%d sends have not returned for more than %.0f seconds (topics %s): topics that are new, or "
+                "were slow, wait for them. Give the publisher a time limit",
+                len(hang),
+                _LONG,
+                ", ".join(map(repr, [*dict.fromkeys(hang)][:_FEW])),
+            )
+
+    def _end_rests(self) -> None:
+        for until, topic in self._turns.rested():
+            if (lane := self._lanes.get(topic)) is not None and lane.until == until:
+                self.want(topic)
+
+    def seconds(self, topics: Container[str]) -> float:
+        """Seconds until one of these topics is tried again; infinite if a batch has to end first."""
+        self._end_rests()
+        if not self._active and self.open(topics):
+            return 0.0
+
+        def is_able(until: float, topic: str) -> bool:
+            lane = self._lanes.get(topic)
+            return lane is not None and lane.until == until and topic in topics
+
+        ends = [end for end in [self._turns.next_end(is_able)] if end is not None]
+        if self._turns.has(Standing.REJECTED):
+            ends.append(self._rejected_at)
+        if self._turns.has(Standing.QUICK):  # they wait for batches that may soon count as others
+            ends += [flight.begun + _LONG for flight in self.flights]
+        now = time.monotonic()
+        # If one could be tried now and is not, a batch has to end first.
+        return min((end - now for end in ends if end > now), default=math.inf)
+
+
+def standing_of(flight: Flight) -> Standing:
+    """The standing of the topic when the batch began, unless the batch takes long."""
+    return flight.standing if time.monotonic() - flight.begun <= _LONG else Standing.OTHER

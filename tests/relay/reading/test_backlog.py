@@ -35,7 +35,10 @@ class Machine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.backlog = Backlog()
+        self.wanted: set[str] = set()
+        self.backlog = Backlog(self.wanted.add)
+        self.topics: set[str] = set()
+        """Topics with messages that could be sent before the last step."""
         self.known: dict[int, Letter] = {}
         self.away: set[int] = set()
         self.waits: set[int] = set()
@@ -159,6 +162,9 @@ class Machine(RuleBasedStateMachine):
             assert {sequence for sequence in firsts if not self.alone(sequence)} <= set(picked)
             assert (topic in self.backlog.topics) == bool(firsts)
         assert self.backlog.ready == sum(len(self.firsts(topic)) for topic in TOPICS)
+        assert {*self.backlog.topics} - self.topics <= self.wanted
+        self.topics = {*self.backlog.topics}
+        self.wanted.clear()
 
 
 TestBacklog = Machine.TestCase
