@@ -24,8 +24,9 @@ class Marks:
     def __init__(self, database: Relaying, scanner: Scanner) -> None:
         self._database = database
         self._scanner = scanner
-        self._origin = ""
-        """The origin whose sequence was compared with the messages: another one may be that of a copy."""
+        self._origin, self._highest = "", 0
+        """The origin whose sequence was compared with the messages (another one may be that of a copy), and
+        the highest number drawn by then. The frontier forgets its own with each new connection."""
 
     def tend(self, connection: Connection, epoch: int, owned: Iterable[Bucket]) -> bool:
         """Ask who is writing, start new buckets at their stored marks, and store marks that have moved far.
@@ -45,11 +46,13 @@ class Marks:
             return False
         scanner, tables = self._scanner, self._database.tables
         stored = {row.bucket: row.mark or 0 for row in owned if row.mark_origin == writers.origin}
-        went_back = max(stored.values(), default=0) > writers.highest
-        went_back = scanner.frontier.record_writers(writers) or went_back
+        highest = max(stored.values(), default=0)
+        if writers.origin == self._origin:
+            highest = max(highest, self._highest)
+        went_back = scanner.frontier.record_writers(writers) or highest > writers.highest
         if went_back or writers.origin != self._origin:
             self._database.check_sequence(connection, writers)
-            self._origin = writers.origin
+        self._origin, self._highest = writers.origin, writers.highest
         if went_back:
             scanner.start_over()
             connection.execute(member_statements.forget_marks(tables))

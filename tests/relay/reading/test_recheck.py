@@ -21,6 +21,10 @@ from tests.support.processes import wait_until
 from tests.support.together import Task
 
 DEAD_ROWS = 20_000
+END_OTHERS = (
+    "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+    " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+)
 
 
 @pytest.fixture
@@ -93,9 +97,11 @@ def test_a_sequence_that_is_given_a_cache(postgres: Database) -> None:
     assert count(engine, TABLES.relay) == 0
 
 
-def test_a_sequence_behind_the_messages_is_refused(postgres: Database) -> None:
-    """After a copy of the rows without their sequence, a relay does not start, and a running one ends: the
-    error has the statement that repairs it. Nothing is sent before."""
+@pytest.mark.parametrize("is_reconnected", [False, True])
+def test_a_sequence_behind_the_messages_is_refused(postgres: Database, is_reconnected: bool) -> None:
+    """After a copy of the rows without their sequence, a relay does not start, and a running one ends, even
+    if it gets a new connection at that moment: the error has the statement that repairs it. Nothing is sent
+    before."""
     engine = postgres.engine()
     publish(engine, "a1", "a2", "b1")
     set_back = "SELECT setval('outbox_message_sequence_seq', 1, false)"
@@ -116,6 +122,8 @@ def test_a_sequence_behind_the_messages_is_refused(postgres: Database) -> None:
     wait_until(lambda: publisher.of("a") == ["a1", "a2", "a3"])
     with engine.begin() as connection:
         connection.exec_driver_sql(set_back)
+        if is_reconnected:
+            connection.exec_driver_sql(END_OTHERS)
     with pytest.raises(UnsafeSequence, match="there are rows up to 5"):
         task.result()
 
