@@ -75,7 +75,7 @@ def bounds(lab: OutboxLab) -> Report:
     tick = lab.lab.task("latency beside full bounds", rounds * (len(_VARIANTS) + 1))
     found: dict[str, list[float]] = {name: [] for name in _VARIANTS}
     growth: list[float] = []
-    many = lab.lab.sized(100_000, 20_000, 500)
+    many = lab.lab.sized(250_000, 20_000, 500)
     for number in range(rounds):
         for variant in in_turn(_VARIANTS, number):
             with lab.outbox(f"bounds_{number}_{_VARIANTS.index(variant)}") as engine:

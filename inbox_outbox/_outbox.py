@@ -82,6 +82,11 @@ def _print_status(found: OutboxStatus) -> None:
                 for relay in found.relays
             ],
         )
+    for topic in dict.fromkeys(relay.crowded_by for relay in found.relays if relay.crowded_by is not None):
+        print(
+            f"Very many messages of {topic!r} cannot be sent. Once they fill a relay's memory, other topics "
+            "and keys wait, too: retry or drop those for which others wait, or pause the topic."
+        )
 
 
 @app.command()

@@ -123,6 +123,14 @@ def note(tables: OutboxTables) -> Update:
 
 
 @cache
+def note_crowd(tables: OutboxTables) -> Update:
+    """Record which topic fills a relay's memory."""
+    c = tables.relay.c
+    crowded_by: BindParameter[Any] = bindparam("crowded_by", type_=c.crowded_by.type)
+    return update(tables.relay).where(c.epoch == bindparam("epoch_")).values(crowded_by=crowded_by)
+
+
+@cache
 def leave(tables: OutboxTables) -> Delete:
     """Delete a relay."""
     return delete(tables.relay).where(tables.relay.c.epoch == bindparam("epoch_"))

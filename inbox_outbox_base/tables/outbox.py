@@ -241,7 +241,8 @@ def _bucket(metadata: MetaData) -> Table:
 def _relay(metadata: MetaData) -> Table:
     """Running relays. A relay draws its epoch when it joins, and all its writes repeat it. The generation is
     the newest one announced to the relay; 0 is a relay of a version that knows no generations. `keeps_sent`
-    is true if the relay keeps records of what it sends, else NULL."""
+    is true if the relay keeps records of what it sends, else NULL. `crowded_by` is the topic of most messages
+    that the relay remembers, if there are very many."""
     return Table(
         "outbox_relay",
         metadata,
@@ -252,6 +253,7 @@ def _relay(metadata: MetaData) -> Table:
         Column("joined_at", UtcDateTime, nullable=False, server_default=utcnow()),
         Column("generation", BigInteger, nullable=False, server_default="0"),
         Column("keeps_sent", Boolean),
+        Column("crowded_by", Bytewise(LONGEST_TOPIC)),
         PrimaryKeyConstraint("epoch", name="outbox_relay_pkey"),
         **options(),
     )

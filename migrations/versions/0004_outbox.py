@@ -157,6 +157,7 @@ def upgrade() -> None:
         sa.Column("joined_at", plain_time(), nullable=False, server_default=_now()),
         sa.Column("generation", sa.BigInteger, nullable=False, server_default="0"),
         sa.Column("keeps_sent", sa.Boolean),
+        sa.Column("crowded_by", plain_text(249)),
         sa.PrimaryKeyConstraint("epoch", name="outbox_relay_pkey"),
         **given,
     )

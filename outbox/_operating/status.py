@@ -37,6 +37,9 @@ class RelayStatus:
     sending: int
     """Messages in the batch that is being sent."""
     joined_at: datetime
+    crowded_by: str | None
+    """The topic of most messages that the relay remembers because they cannot be sent yet, if these half fill
+    its memory, else None. Once it is full, other topics and keys wait, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,4 +257,5 @@ def _relay(row: Row[Any]) -> RelayStatus:
         lease_left=(row.lease_until - row.now).total_seconds(),
         sending=sum(len(sequences) for sequences in sending.values()),
         joined_at=row.joined_at,
+        crowded_by=row.crowded_by,
     )

@@ -64,6 +64,10 @@ class Members:
         text = json.dumps(sending, separators=(",", ":")) if sending else None
         connection.execute(member_statements.note(self._tables), {"epoch_": epoch, "sending": text})
 
+    def note_crowd(self, connection: Connection, epoch: int, topic: str | None) -> None:
+        """Record which topic fills a relay's memory."""
+        connection.execute(member_statements.note_crowd(self._tables), {"epoch_": epoch, "crowded_by": topic})
+
     def retire_expired(self, connection: Connection) -> bool:
         """Free the buckets of relays whose lease has expired, and count their unfinished sends; return
         whether one of them kept no records of what it sent."""

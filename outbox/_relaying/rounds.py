@@ -17,6 +17,7 @@ from inbox_outbox_base.databases.relaying import ALL_TOPICS
 from inbox_outbox_base.errors.outbox import UnsafeSequence, WrongBucketCount
 from outbox._publishing.buckets import newest
 from outbox._publishing.safety import check_relays
+from outbox._relaying.reading.crowd import Crowd
 from outbox._relaying.reading.marks import Marks
 from outbox._relaying.reading.recheck import Recheck
 from outbox._relaying.reading.scanning import Scanner
@@ -58,13 +59,16 @@ class Rounds:
         self._lanes = lanes
         self._scanner = Scanner(settings, self._database, lanes)
         self._marks = Marks(self._database, self._scanner)
+        self._crowd = Crowd()
+        self._crowded_by: str | None = None
+        """The topic that the relay's row names as the one that fills its memory."""
         self._recheck = Recheck(self._database)
         self._retirement = Retirement(self._database)
         self._strays = Strays(self._database)
         # By connection: a renewal during a send may overlap with the next round.
         self._renewals: WeakKeyDictionary[Connection, float] = WeakKeyDictionary()
-        self._tended: WeakKeyDictionary[Connection, float] = WeakKeyDictionary()
-        """When to call `tend` again, if the connection's transaction commits."""
+        self._tended: WeakKeyDictionary[Connection, tuple[float, str | None]] = WeakKeyDictionary()
+        """When to call `tend` again, and `_crowded_by`, if the connection's transaction commits."""
         self.epoch = 0
         self._has_left_no_record = False
         """Whether messages that it has sent are gone without a record."""
@@ -144,6 +148,7 @@ class Rounds:
         """Reset to the state before joining."""
         self.epoch, self.expires, self.next_tend = 0, 0.0, 0.0
         self._has_left_no_record = False
+        self._crowded_by = None
         self._scanner.forget()
         self._recheck, self._strays = Recheck(self._database), Strays(self._database)
 
@@ -172,13 +177,16 @@ class Rounds:
         if self._read_again(connection, taken_in):
             scanner.crossings.learn(connection, self._announced)  # some marks are gone
         scanner.pause(list(connection.execute(relaying_statements.paused(self._tables)).scalars()))
+        crowded_by = self._crowd.look(scanner.backlog)
+        if crowded_by != self._crowded_by:
+            self._members.note_crowd(connection, self.epoch, crowded_by)
         # Two relays that each move some messages of a key could swap them: each tries to move all of them.
         sources = scanner.crossings.buckets if scanner.crossings.are_several else scanner.buckets
         moved = chores.move_due(connection, self._database, sources)
         forgotten = chores.forget_sent(connection, self._database)
         wait = min(self._settings.tend_every, balanced, moved, forgotten, strays)
         # `committed` applies it: buckets taken in a transaction that fails have to be taken again.
-        self._tended[connection] = clock.now() + wait
+        self._tended[connection] = clock.now() + wait, crowded_by
 
     @property
     def recheck_is_due(self) -> bool:
@@ -250,9 +258,10 @@ class Rounds:
         begun = self._renewals.pop(connection, None)
         if begun is not None and self.epoch:
             self.expires = max(self.expires, begun + self._settings.lease)
-        next_tend = self._tended.pop(connection, None)
-        if next_tend is not None:
-            self.next_tend, self._marks_at = next_tend, clock.now() + _MARKS_EVERY
+        tended = self._tended.pop(connection, None)
+        if tended is not None:
+            self.next_tend, self._crowded_by = tended
+            self._marks_at = clock.now() + _MARKS_EVERY
 
     def round(self, connection: Connection, report: Report) -> Choice:
         """Write the outcomes that have arrived, and choose the next batches; `tend` first when it is time.

@@ -28,8 +28,9 @@ from outbox import (
     resume,
     retry_all,
 )
-from outbox._relaying.reading import backlog, scanning
+from outbox._relaying.reading import backlog
 from outbox._relaying.reading import payloads as loading
+from outbox._relaying.reading.backlog import Backlog
 from outbox._relaying.rounds import Rounds
 from outbox._relaying.sending import lanes
 from outbox._relaying.sending.flight import Flight
@@ -119,7 +120,7 @@ def test_a_slow_topic_delays_no_other(engine: Engine) -> None:
 def test_what_a_relay_remembers_is_bounded(postgres: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """A relay reads no further while it knows too many messages that it cannot send, and in the end sends all
     of them."""
-    monkeypatch.setattr(scanning, "MOST_KNOWN", 50)
+    monkeypatch.setattr(Backlog, "most", 50)
     engine = postgres.engine()
     publish(engine, *(f"-{number}" for number in range(1_000)), topic="slow")
     publish(engine, *(f"-{number}" for number in range(1_000)), topic="quick")

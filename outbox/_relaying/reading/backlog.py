@@ -4,8 +4,10 @@ payloads."""
 import heapq
 import math
 import random
+import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
 from itertools import chain, islice, takewhile
 from operator import attrgetter
 
@@ -43,7 +45,9 @@ class BacklogEntry:
 
     def __init__(self, letter: Letter) -> None:
         self.bucket, self.sequence = letter.bucket, letter.sequence
-        self.topic, self.key = letter.topic, letter.key
+        # There may be a million of one topic, each read as a string of its own. SQLite has other types, too.
+        self.topic = sys.intern(letter.topic) if type(letter.topic) is str else letter.topic
+        self.key = letter.key
         self.attempts = letter.attempts
         """How often it has been sent."""
         self.unanswered = letter.unanswered
@@ -76,13 +80,21 @@ class Backlog:
     topic's queue, however many messages it has.
     """
 
+    most = 1_200_000
+    """At this number the relay reads no further until some have left."""
+
     def __init__(self, want: Callable[[str], object] = lambda _: None) -> None:
         """`want` is called with each topic that gets its first message that can be sent."""
         self._want = want
         self._entries: dict[int, BacklogEntry] = {}
         self._buckets: dict[int, dict[int, BacklogEntry]] = {}
+        self._lows: dict[int, int] = {}
+        """By bucket, the lowest known sequence when somebody last asked, or a lower one added since."""
+        self._away: set[BacklogEntry] = set()
+        """The messages that are being sent."""
         self._firsts: dict[str, BacklogEntry] = {}
         self._lasts: dict[str, BacklogEntry] = {}
+        """The last messages of keys; a key that never had several at a time is not there."""
         self._queues: dict[str, list[dict[BacklogEntry, None]]] = {}
         """By topic and queue, the messages that can be sent, in the order in which they became ready."""
         self.ready = 0
@@ -92,8 +104,15 @@ class Backlog:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __iter__(self) -> Iterator[BacklogEntry]:
-        return iter(self._entries.values())
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing more is to be read."""
+        return len(self._entries) >= self.most
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether it is half full."""
+        return len(self._entries) >= self.most // 2
 
     def add(self, letters: Iterable[Letter]) -> None:
         """Remember these messages."""
@@ -102,19 +121,22 @@ class Backlog:
                 self._link(BacklogEntry(letter))
 
     def _link(self, entry: BacklogEntry) -> None:
-        self._entries[entry.sequence] = entry
-        self._buckets.setdefault(entry.bucket, {})[entry.sequence] = entry
+        sequence = entry.sequence
+        self._entries[sequence] = entry
+        self._buckets.setdefault(entry.bucket, {})[sequence] = entry
+        if sequence < self._lows.get(entry.bucket, 0):
+            self._lows[entry.bucket] = sequence
         key = entry.key
         if key is not None:
-            last = self._lasts.get(key)
-            if last is not None:
-                if last.sequence < entry.sequence:
+            first = self._firsts.setdefault(key, entry)
+            if first is not entry:
+                last = self._lasts.get(key, first)
+                if last.sequence < sequence:
                     last.follower = self._lasts[key] = entry
                 else:
                     self._insert(entry, key)
                 return
-            self._firsts[key] = self._lasts[key] = entry
-        if not entry.is_away and not entry.until:
+        if not entry.is_away:
             self._queue(entry)
 
     def _insert(self, entry: BacklogEntry, key: str) -> None:
@@ -130,6 +152,7 @@ class Backlog:
             before.follower = entry
             return
         self._firsts[key] = entry
+        self._lasts.setdefault(key, after)
         self._dequeue(after)
         after.until = 0.0
         self._queue(entry)
@@ -147,11 +170,14 @@ class Backlog:
     def _dequeue(self, entry: BacklogEntry) -> bool:
         """Return whether it was in a queue."""
         queues = self._queues.get(entry.topic)
-        if queues is None or entry not in queues[entry.queue]:
+        if queues is None:
             return False
-        del queues[entry.queue][entry]
+        queue = queues[entry.queue]
+        if entry not in queue:
+            return False
+        del queue[entry]
         self.ready -= 1
-        if not any(queues):
+        if not (queue or any(queues)):
             del self._queues[entry.topic]
         return True
 
@@ -193,22 +219,27 @@ class Backlog:
 
     def send(self, sequences: Iterable[int]) -> None:
         """Note that these are being sent."""
-        for sequence in sequences:
-            entry = self._entries[sequence]
+        entries = [self._entries[sequence] for sequence in sequences]
+        self._away.update(entries)
+        for entry in entries:
             entry.is_away = True
             self._dequeue(entry)
+
+    def _come_back(self, entry: BacklogEntry) -> None:
+        entry.is_away = False
+        self._away.discard(entry)
 
     def keep_unsent(self, sequence: int) -> None:
         """Note that a message was not sent after all."""
         if (entry := self._entries.get(sequence)) is not None:
-            entry.is_away = False
+            self._come_back(entry)
             if self._is_first(entry):
                 self._queue(entry)
 
     def wait(self, sequence: int, seconds: float) -> None:
         """Let a message wait, and those that follow it."""
         if (entry := self._entries.get(sequence)) is not None:
-            entry.is_away = False
+            self._come_back(entry)
             self._dequeue(entry)
             entry.until = time.monotonic() + min(seconds, LOOK_AGAIN)
             heapq.heappush(self._waits, (entry.until, entry))
@@ -222,10 +253,10 @@ class Backlog:
 
     def remove(self, sequences: Iterable[int]) -> None:
         """Forget messages that have left; the messages that follow them can be sent."""
-        for sequence in sequences:
-            entry = self._entries.pop(sequence, None)
-            if entry is not None:
-                self._take_out(entry)
+        gone = [entry for each in sequences if (entry := self._entries.pop(each, None)) is not None]
+        self._away.difference_update(gone)
+        for entry in gone:
+            self._take_out(entry)
 
     def _take_out(self, entry: BacklogEntry) -> None:
         del self._buckets[entry.bucket][entry.sequence]
@@ -238,7 +269,8 @@ class Backlog:
         if self._firsts[key] is not entry:
             self._unlink(entry, key)
         elif follower is None:
-            del self._firsts[key], self._lasts[key]
+            del self._firsts[key]
+            self._lasts.pop(key, None)
         else:
             self._firsts[key] = follower
             if not follower.is_away:
@@ -256,10 +288,10 @@ class Backlog:
     def _is_first(self, entry: BacklogEntry) -> bool:
         return entry.key is None or self._firsts[entry.key] is entry
 
-    def ended(self) -> list[BacklogEntry]:
+    def ended(self, most: int) -> list[BacklogEntry]:
         """Messages whose wait has ended; after a look at their rows, each waits on or becomes ready."""
-        now, ended = time.monotonic(), []
-        while self._waits and self._waits[0][0] <= now:
+        now, ended = time.monotonic(), list[BacklogEntry]()
+        while self._waits and self._waits[0][0] <= now and len(ended) < most:
             until, entry = heapq.heappop(self._waits)
             # Not if another wait has begun since, or the message has left.
             if entry.until == until and self._entries.get(entry.sequence) is entry:
@@ -298,21 +330,61 @@ class Backlog:
 
     def lowest(self) -> dict[int, int]:
         """The lowest known sequence of each bucket."""
-        return {bucket: min(known) for bucket, known in self._buckets.items() if known}
+        for bucket, known in self._buckets.items():
+            if known and self._lows.get(bucket) not in known:
+                self._lows[bucket] = min(known)
+        return {bucket: self._lows[bucket] for bucket, known in self._buckets.items() if known}
 
     @property
     def busy(self) -> set[int]:
         """Buckets with messages that are being sent."""
-        return {entry.bucket for entry in self if entry.is_away}
+        return {entry.bucket for entry in self._away}
 
-    def retain(self, wanted: Callable[[BacklogEntry], bool]) -> None:
-        """Forget all messages that are not wanted."""
-        kept = sorted(entry for entry in self if wanted(entry))
-        for each in (self._entries, self._buckets, self._firsts, self._lasts, self._queues):
+    def count_topics(self) -> Counter[str]:
+        """How many messages of each topic are known."""
+        return Counter(entry.topic for entry in self._entries.values())
+
+    def count_followers(self) -> int:
+        """How many messages wait for an earlier one of their key."""
+        return sum(entry.follower is not None for entry in self._entries.values())
+
+    def forget_all(self) -> None:
+        """Forget all messages, except those that are being sent."""
+        for each in (self._entries, self._buckets, self._lows, self._firsts, self._lasts, self._queues):
             each.clear()
         self.ready = 0
-        self._waits = [wait for wait in self._waits if wanted(wait[1])]
-        heapq.heapify(self._waits)
-        for entry in kept:
+        self._waits.clear()
+        for entry in sorted(self._away):
             entry.follower = None
             self._link(entry)
+
+    def forget(self, is_lost: Callable[[int], bool]) -> None:
+        """The same for some buckets: it costs little if most messages are in others."""
+        keys = dict[str, None]()
+        for bucket, known in self._buckets.items():
+            if is_lost(bucket):
+                self._lows.pop(bucket, None)
+                for entry in [each for each in known.values() if not each.is_away]:
+                    self._dequeue(entry)
+                    entry.until = 0.0
+                    del self._entries[entry.sequence], known[entry.sequence]
+                    if entry.key is not None:
+                        keys[entry.key] = None
+        for key in keys:
+            self._link_again(key)
+
+    def _link_again(self, key: str) -> None:
+        """Take messages that were forgotten out of a key's."""
+        kept = list[BacklogEntry]()
+        each: BacklogEntry | None = self._firsts.pop(key)
+        self._lasts.pop(key, None)
+        while each is not None:
+            if each.sequence in self._entries:
+                kept.append(each)
+            each = each.follower
+        if kept:
+            self._firsts[key], self._lasts[key] = kept[0], kept[-1]
+            for entry, follower in zip(kept, [*kept[1:], None], strict=True):
+                entry.follower = follower
+            if not kept[0].is_away and not kept[0].until:
+                self._queue(kept[0])

@@ -2,9 +2,8 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
-from operator import attrgetter
 
 from sqlalchemy import Connection
 
@@ -22,14 +21,15 @@ from .payloads import Loader
 from .read_up_to import Frontier
 from .scan_starts import Skips
 
-MOST_KNOWN = 200_000
-"""The most messages that a relay remembers; at this number it reads no further until some have left."""
 _PAGES = 10
 """Scans in one transaction, while they find nothing that can be sent."""
 _LEAST_SCAN = 16
 _NOTHING = -1
 """The largest payload, in bytes, that a scan reads if it reads no payload."""
 _BUCKETS_AT_ONCE, _LEAST_OF_BUCKET = 16, 100
+_LOOKS, _PAUSE = 1_000, 4
+"""How many messages whose wait has ended are looked at together. If there are as many, a pause follows that
+takes `_PAUSE` times as long."""
 _READ_EVERY = 0.05
 """A relay whose known messages fill its batches reads no new ones for this many seconds."""
 
@@ -54,6 +54,8 @@ class Scanner:
         """Whether the relay knows all earlier messages of the keys that it knows."""
         self._read_on_at = 0.0
         """When to read on even if the known messages fill the next batches."""
+        self._look_at = 0.0
+        """When to look at messages whose wait has ended."""
         self._gives_up = False
         """Whether messages of buckets that the relay does not own any more are still on their way."""
         self.paused: list[str] = []
@@ -75,8 +77,8 @@ class Scanner:
 
     def _forget_others(self) -> None:
         owned = set(self.buckets)
-        self.backlog.retain(lambda entry: entry.bucket in owned or entry.is_away)
-        self._gives_up = any(entry.bucket not in owned for entry in self.backlog)
+        self.backlog.forget(lambda bucket: bucket not in owned)
+        self._gives_up = not self.backlog.busy <= owned
 
     def pause(self, topics: list[str]) -> None:
         """Leave these topics out."""
@@ -90,7 +92,7 @@ class Scanner:
         self._read_on_at = 0.0
         self.frontier.go_back(self.backlog.lowest())
         self._skips.clear()
-        self.backlog.retain(attrgetter("is_away"))
+        self.backlog.forget_all()
 
     def marks(self) -> dict[int, int]:
         """By bucket, the sequence up to which everything has left."""
@@ -98,14 +100,15 @@ class Scanner:
 
     def seconds(self) -> float:
         """Seconds until a message's wait ends, or until a topic with messages to send is tried again."""
-        return min(self.backlog.seconds(), self._skips.seconds(), self._lanes.seconds(self.backlog.topics))
+        waits = max(self.backlog.seconds(), self._look_at - time.monotonic())
+        return min(waits, self._skips.seconds(), self._lanes.seconds(self.backlog.topics))
 
     def read_again(self, bucket: int) -> None:
         """Read a bucket from its oldest message on."""
         self._read_on_at = 0.0
         self.frontier.forget(bucket)
         self._skips.forget(bucket)
-        self.backlog.retain(lambda entry: entry.is_away or entry.bucket != bucket)
+        self.backlog.forget(lambda each: each == bucket)
 
     def starts_over_on(self, connection: Connection) -> bool:
         """Start over if the connection is new; return whether it is."""
@@ -137,7 +140,7 @@ class Scanner:
         if self.crossings.are_several:
             picked = self._without_blocked(connection, picked, letters)
         choice = self._sifter.sift(connection, self.backlog, picked, letters)
-        can_read = not is_read and len(self.backlog) < MOST_KNOWN
+        can_read = not is_read and not self.backlog.is_full
         # Messages that must wait after all have freed room for others.
         made_room = not choice.batches and self.backlog.ready < ready
         choice.has_more = choice.has_more or can_read or made_room
@@ -180,11 +183,18 @@ class Scanner:
 
     def _look_at_waits(self, connection: Connection) -> None:
         """Let messages be sent if their wait has ended and they need not wait longer."""
-        ended = self.backlog.ended()
-        if not ended:
-            return
-        found = self._database.progress(connection, [(each.bucket, each.sequence) for each in ended])
-        for entry in ended:
+        begun = time.monotonic()
+        ended = self.backlog.ended(_LOOKS) if begun >= self._look_at else []
+        if ended:
+            self._look(connection, ended)
+        if len(ended) == _LOOKS:
+            now = time.monotonic()
+            self._look_at = now + _PAUSE * (now - begun)
+
+    def _look(self, connection: Connection, entries: Sequence[BacklogEntry]) -> None:
+        """Let each of these messages wait or be sent, as its row says."""
+        found = self._database.progress(connection, [(each.bucket, each.sequence) for each in entries])
+        for entry in entries:
             if entry.sequence not in found:
                 self.backlog.remove([entry.sequence])  # an operator has dropped or moved it
             elif found[entry.sequence] > 0:
@@ -205,7 +215,7 @@ class Scanner:
         if len(self.backlog.topics) > MOST_FLIGHTS:  # behind their messages, others may wait for nothing
             most = max(most, self._settings.batch)
         scans = pages = 0
-        while begin and pages < _PAGES and len(self.backlog) < MOST_KNOWN:
+        while begin and pages < _PAGES and not self.backlog.is_full:
             size = len(self.backlog)
             # If no message of the first page can be sent now, few of the others can: read payloads later.
             found = self._scan(connection, begin, most, _NOTHING if scans else self._light)
@@ -249,7 +259,8 @@ class Scanner:
         """Read a page of messages that are not known yet; note in `begin` where the next page begins, and
         leave out buckets that have none."""
         places = [(bucket, begin[bucket]) for bucket in self.buckets if bucket in begin]
-        each = most if self._settings.ordered else max(most // _BUCKETS_AT_ONCE, _LEAST_OF_BUCKET)
+        parts = 1 if self._settings.ordered else min(_BUCKETS_AT_ONCE, len(begin))
+        each = max(most // parts, _LEAST_OF_BUCKET)
         known = {bucket: self.backlog.above(bucket, low) for bucket, low in places}
         found = self._database.scan(connection, Scan(places, most, each, known, self.paused, light))
         # Some may be known: if there are many, `above` does not name the first ones read.
@@ -274,15 +285,14 @@ class Scanner:
             if letter.state == "held":
                 self.backlog.wait(letter.sequence, math.inf)
         waiting = [
-            letter.sequence
+            entry
             for letter in letters
             if letter.attempts and letter.state != "held" and not self._lanes.of(letter.topic).room()
+            if (entry := self.backlog.entry(letter.sequence)) is not None
         ]
-        for sequence in waiting:
-            self.backlog.wait(sequence, 0.0)
         if waiting:
             # Now, not in the next transaction: on a new connection that would read them all again.
-            self._look_at_waits(connection)
+            self._look(connection, waiting)
 
     def _open_lanes(self) -> list[TopicLane]:
         """Lanes with messages that can be sent now."""

@@ -62,10 +62,12 @@ class Machine(RuleBasedStateMachine):
         sequence=st.integers(1, 60),
         topic=st.sampled_from(TOPICS),
         key=st.sampled_from(KEYS),
+        bucket=st.integers(0, 2),
         unanswered=st.sampled_from([0, 0, 3, 4]),
     )
-    def read(self, sequence: int, topic: str, key: str | None, unanswered: int) -> None:
-        """A scan finds a message, perhaps one that was committed late."""
+    def read(self, sequence: int, topic: str, key: str | None, bucket: int, unanswered: int) -> None:
+        """A scan finds a message, perhaps one that was committed late. A key may have messages in several
+        buckets."""
         if sequence in self.known:
             self.backlog.add([self.known[sequence]])
             return
@@ -73,7 +75,7 @@ class Machine(RuleBasedStateMachine):
         later = [n for n in same if n > sequence and n in self.away]
         if later:
             return  # behind a message that is being sent: the model does not cover this
-        self.known[sequence] = letter(sequence, topic, key, unanswered=unanswered)
+        self.known[sequence] = letter(sequence, topic, key, bucket, unanswered)
         self.waits -= {n for n in same if n > sequence}  # they wait behind this message now
         self.backlog.add([self.known[sequence]])
 
@@ -142,11 +144,12 @@ class Machine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def forget(self, data: Any) -> None:
-        """Another relay gets a bucket of which nothing is being sent; or everything that is not being sent is
-        forgotten."""
-        buckets = {each.bucket for each in self.known.values()} - self.backlog.busy
-        lost = data.draw(st.sampled_from([*sorted(buckets), None]))
-        self.backlog.retain(lambda entry: entry.is_away or lost not in (None, entry.bucket))
+        """Another relay gets a bucket, or everything is read again; what is being sent is not forgotten."""
+        lost = data.draw(st.sampled_from([*sorted({each.bucket for each in self.known.values()}), None]))
+        if lost is None:
+            self.backlog.forget_all()
+        else:
+            self.backlog.forget(lambda bucket: bucket == lost)
         gone = {n for n, each in self.known.items() if lost in (None, each.bucket)} - self.away
         self.known = {n: each for n, each in self.known.items() if n not in gone}
         self.waits -= gone
@@ -156,6 +159,10 @@ class Machine(RuleBasedStateMachine):
         """The backlog and the model agree."""
         assert len(self.backlog) == len(self.known)
         assert self.backlog.busy == {self.known[n].bucket for n in self.away}
+        lows: dict[int, int] = {}
+        for sequence, each in self.known.items():
+            lows[each.bucket] = min(sequence, lows.get(each.bucket, sequence))
+        assert self.backlog.lowest() == lows
         for topic in TOPICS:
             firsts = self.firsts(topic)
             picked = [entry.sequence for entry in self.backlog.pick(topic, 100, 100)]
@@ -186,6 +193,25 @@ def test_what_a_scan_leaves_out(sequences: list[int], start: int) -> None:
     assert backlog.lowest() == ({3: min(sequences)} if sequences else {})
 
 
+@given(order=st.permutations(range(1, 7)), late=st.integers(0, 2))
+def test_the_messages_of_a_key_stay_in_order(order: list[int], late: int) -> None:
+    """In whatever order a key's messages are read, also if those of a bucket are forgotten, they leave in the
+    order of their numbers."""
+    backlog = Backlog()
+    for sequence in order[late:]:
+        backlog.add([letter(sequence, key="a", bucket=sequence % 2)])
+    backlog.forget(lambda bucket: bucket == 0)
+    for sequence in order[:late]:
+        backlog.add([letter(sequence, key="a", bucket=1)])
+    left = []
+    while backlog.topics:
+        (entry,) = backlog.pick("one", 1, 1)
+        left.append(entry.sequence)
+        assert min(backlog.lowest().values()) == entry.sequence
+        backlog.remove([entry.sequence])
+    assert left == sorted({*order[:late], *(n for n in order[late:] if n % 2)})
+
+
 def test_waits_end(monkeypatch: Any) -> None:
     """Waits end in their order. A renewed wait ends later, and the wait of a message that has been removed
     never ends."""
@@ -199,9 +225,9 @@ def test_waits_end(monkeypatch: Any) -> None:
     backlog.wait(1, 4)
     backlog.remove([2])
     now += 3.5
-    assert [entry.sequence for entry in backlog.ended()] == [3]
+    assert [entry.sequence for entry in backlog.ended(2)] == [3]
     now += 1.0
-    assert [entry.sequence for entry in backlog.ended()] == [1]
+    assert [entry.sequence for entry in backlog.ended(2)] == [1]
 
 
 def test_a_wait_that_ends_behind_a_message_of_its_key() -> None:
