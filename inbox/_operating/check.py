@@ -96,7 +96,7 @@ class _InboxProbes:
     def _hidden(self, there: list[Table]) -> list[Finding]:
         with self.trials.rolled_back() as connection:
             hidden = checking(connection.dialect.name).hides_rows(connection, there)
-        why = "row-level policies hide rows from this role: its purge deletes only what it sees"
+        why = "row-level policies hide rows from this role, so a purge and `inbox status` refuse it"
         return [Finding(f"table {name}", "said", why) for name in hidden]
 
     def _attempt(self, ending: str = "") -> Attempt:

@@ -25,6 +25,7 @@ from inbox_outbox_base.monitoring.events import Event, EventKind, Hook, Hooks
 from inbox_outbox_base.tables.inbox import Tables, tables
 from inbox_outbox_base.transactions.connect import on_connection
 from inbox_outbox_base.transactions.policy import Policy, look, superseded
+from inbox_outbox_base.transactions.safety import check_sees_all
 
 from .keeping import Keeping
 
@@ -104,6 +105,8 @@ def purge(
         InvalidOption: an argument cannot be used, or a time is shorter than the stored one, without
             `override`; or the clocks of the database and of this machine differ by more than a day. Nothing
             was deleted.
+        UnsafeDatabase: row-level policies hide rows from this role: perhaps also how long keys are kept, or
+            rows whose load it would forget. Nothing was deleted.
         TablesMissing: the tables do not exist. Those of features that were never made may be missing.
     """
     options.count("batch", batch)
@@ -115,6 +118,7 @@ def purge(
     asked = None if retention is None else Retention.of(retention)
     run = _PurgeRun(engine, tables(schema), batch, limit, sleep, progress, Hooks(on_event))
     run.find_tables()
+    run.check_sees_all()
     run.kept = Keeping(run.policies(consumer), asked, dead, oldest_unconsumed, run.now())
     if not override:
         run.kept.check()
@@ -171,6 +175,15 @@ class _PurgeRun:
                 self.there.add(table)
         if missing is not None and not self.there:
             raise missing
+
+    def check_sees_all(self) -> None:
+        """Check that it sees all policies, and all rows of a load, before it deletes a key or a load.
+
+        Raises:
+            UnsafeDatabase: row-level policies hide some.
+        """
+        read = sorted({*self.there, self.tables.consumer}, key=lambda table: table.name)
+        self._transact(self.tables.consumer, partial(check_sees_all, tables=read))
 
     def now(self) -> datetime:
         """The database's clock, if this machine's clock confirms it: what it deletes is gone."""

@@ -17,6 +17,7 @@ from inbox_outbox_base.errors.inbox import InvalidOption
 from inbox_outbox_base.tables.inbox import Tables, tables
 from inbox_outbox_base.transactions.connect import connected
 from inbox_outbox_base.transactions.policy import DEAD_RETENTION, Mode, Policy, look, row, times
+from inbox_outbox_base.transactions.safety import check_sees_all
 
 _MODES = ("exactly-once", "status")
 _TRIES = 8
@@ -47,6 +48,7 @@ def set_policy(
     Raises:
         InvalidOption: an argument cannot be used, or `mode` is missing; nothing was changed.
         TablesMissing: the tables do not exist.
+        UnsafeDatabase: row-level policies hide rows of this table from the role.
     """
     options.consumer(consumer)
     kept = None if retention is None else Retention.of(retention)
@@ -69,6 +71,7 @@ def _replace(
     connection: Connection, tables: Tables, consumer: str, mode: str | None, asked: dict[str, int | None]
 ) -> Policy:
     try:
+        check_sees_all(connection, [tables.consumer])
         stored = look(connection, tables, consumer).get(consumer)
         chosen = mode or ("nothing" if stored is None else stored.mode)
         if chosen not in _MODES:

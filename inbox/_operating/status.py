@@ -16,6 +16,7 @@ from inbox_outbox_base.databases.taking import Taking
 from inbox_outbox_base.tables.inbox import Tables, tables
 from inbox_outbox_base.transactions.connect import connected
 from inbox_outbox_base.transactions.policy import Policy, look
+from inbox_outbox_base.transactions.safety import check_sees_all
 
 RATE_WINDOW = timedelta(hours=1)
 _NONE: dict[str, Any] = {"rows": 0, "rows_last_hour": 0, "oldest": None, "newest": None}
@@ -65,6 +66,7 @@ def status(engine: Engine, *, schema: str | None = None) -> list[ConsumerStatus]
 
     Raises:
         TablesMissing: the tables do not exist.
+        UnsafeDatabase: row-level policies hide rows from this role.
     """
     all_tables, database = tables(schema), taking(engine.dialect.name)
     with connected(engine) as connection:
@@ -76,6 +78,7 @@ def status(engine: Engine, *, schema: str | None = None) -> list[ConsumerStatus]
 
 def _status(connection: Connection, database: Taking, all_tables: Tables) -> list[ConsumerStatus]:
     messages, policies = _messages(connection, all_tables), _policies(connection, all_tables)
+    check_sees_all(connection, [all_tables.message, all_tables.status, all_tables.consumer])
     found = _counts(connection, all_tables, database.now(connection) - RATE_WINDOW)
     size, total = database.size(connection, all_tables), sum(row["rows"] for row in found.values())
     return [
@@ -103,6 +106,7 @@ def _counts(connection: Connection, all_tables: Tables, recently: datetime) -> d
     found = {row["consumer"]: dict(row) for row in grouped}
     # The ledger is only asked if it is needed: an inbox without Spark may lack it.
     if sum(row.pop("loaded") for row in found.values()):
+        check_sees_all(connection, [all_tables.ledger])
         lost = func.count(case((ledger.id.is_(None), 1)))
         loaded = (
             select(c.consumer, lost.label("rows_without_load"), *_ages(ledger.committed_at, recently))
@@ -155,6 +159,7 @@ def show(engine: Engine, consumer: str, key: Key, *, schema: str | None = None) 
     Raises:
         InvalidKey: the key breaks the rules.
         TablesMissing: the tables do not exist.
+        UnsafeDatabase: it is not there, but row-level policies hide rows from this role.
     """
     all_tables = tables(schema)
     taking(engine.dialect.name)
@@ -164,6 +169,7 @@ def show(engine: Engine, consumer: str, key: Key, *, schema: str | None = None) 
         try:
             row = connection.execute(select(all_tables.message).where(this)).one_or_none()
             if row is None:
+                check_sees_all(connection, [all_tables.message])
                 return None
             time = row.accepted_at
             if row.load is not None:

@@ -95,6 +95,14 @@ def bytewise(table: Table) -> list[str]:
     return [each.name for each in table.columns if isinstance(each.type, Bytewise)]
 
 
+def hidden_rows(tables: Sequence[str]) -> str:
+    """Why a role that sees only some rows cannot answer for all of them."""
+    return (
+        f"table {', '.join(tables)}: row-level policies hide rows from this role, so it would count, send or "
+        "delete only some; give it BYPASSRLS, or a policy FOR ALL USING (true)"
+    )
+
+
 def changing_triggers(table: str, names: Sequence[str]) -> Finding:
     """Triggers that run before a row is written."""
     return refused(

@@ -56,8 +56,9 @@ class TablesMissing(OutboxError, inbox_errors.TablesMissing):
 
 
 class UnsafeDatabase(OutboxError, inbox_errors.UnsafeDatabase):
-    """A table, as it is in this database, cannot keep a promise: for example, it is distributed, or a trigger
-    drops rows. Nothing was committed; the message says what to do."""
+    """A table, as it is in this database, cannot keep a promise: for example, it is distributed, a trigger
+    drops rows, or policies hide rows from a relay or an operator. Nothing was committed; the message says
+    what to do."""
 
 
 class MessageNotFound(OutboxError, inbox_errors.MessageNotFound):

@@ -13,6 +13,7 @@ from functools import partial
 from sqlalchemy import Connection, Engine, StaticPool, Table
 from sqlalchemy.exc import DBAPIError
 
+from inbox_outbox_base.checks.catalogue import hidden_rows
 from inbox_outbox_base.databases.registry import checking, database_of
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import UnsafeDatabase
@@ -75,6 +76,18 @@ def check_engine(
         raise
     except Exception as failure:  # noqa: BLE001 - as above
         _log.debug("the tables could not be checked: %s", reason(failure))
+
+
+def check_sees_all(
+    connection: Connection, tables: Sequence[Table], error: type[UnsafeDatabase] = UnsafeDatabase
+) -> None:
+    """Check that this role sees all rows of these tables, before it says what there is, or what is not.
+
+    Raises:
+        UnsafeDatabase: row-level policies hide some.
+    """
+    if hidden := checking(connection.dialect.name).hides_rows(connection, tables):
+        raise error(hidden_rows(hidden))
 
 
 def refuse(findings: Sequence[Finding], error: type[UnsafeDatabase]) -> None:

@@ -44,6 +44,7 @@ def pause(engine: Engine, topic: str = ALL_TOPICS, *, schema: str | None = None)
     Raises:
         InvalidMessage: not a topic.
         TablesMissing: the tables have not been created.
+        UnsafeDatabase: row-level policies hide rows from this role.
     """
     all_tables = tables(schema)
     given = {"topic_": outbox_options.topic(topic)}
@@ -112,6 +113,7 @@ def retry(engine: Engine, message_id: str, *, schema: str | None = None) -> Mess
         WrongState: it is pending or delayed, or it was changed just now.
         InvalidOption: an argument is invalid.
         TablesMissing: the tables have not been created.
+        UnsafeDatabase: row-level policies hide rows from this role.
     """
     all_tables = tables(schema)
 
@@ -155,6 +157,7 @@ def retry_all(
     Raises:
         InvalidOption: an argument is invalid.
         TablesMissing: the tables have not been created.
+        UnsafeDatabase: row-level policies hide rows from this role.
     """
     wanted = checked_state("state", state)
     all_tables = tables(schema)
@@ -276,6 +279,7 @@ def purge_dead(
     Raises:
         InvalidOption: an argument is invalid.
         TablesMissing: the tables have not been created.
+        UnsafeDatabase: row-level policies hide rows from this role.
     """
     all_tables = tables(schema)
     given = {"age": -outbox_options.seconds("older_than", older_than), "limit": _PURGED}

@@ -3,9 +3,10 @@
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, Literal
 
-from sqlalchemy import Connection, Engine, Select
+from sqlalchemy import Connection, Engine, Select, Table
 
 from inbox_outbox_base.checks import outbox_options
 from inbox_outbox_base.errors.outbox import TablesMissing
@@ -102,6 +103,7 @@ def audit(
     Raises:
         InvalidOption: an argument is invalid.
         TablesMissing: the tables have not been created.
+        UnsafeDatabase: row-level policies hide rows from this role.
     """
     outbox_options.one_of("key", key, ("key", "id"))
     given = {
@@ -115,8 +117,8 @@ def audit(
     question = Question(tables(schema), inbox_schemas.tables(its_schema), key, given)
     # Unsent messages first: a message that is sent meanwhile is then counted twice, not missed.
     if inbox_engine is None:
-        unsent = transact(engine, question.outbox, lambda each: parts.unsent(each, question))
-        sent = transact(engine, question.outbox, lambda each: parts.sent(each, question))
+        unsent = transact(engine, question.outbox, partial(parts.unsent, question=question), question.both)
+        sent = transact(engine, question.outbox, partial(parts.sent, question=question), question.both)
     else:
         unsent = parts.unsent_apart(engine, inbox_engine, question)
         sent = parts.sent_apart(engine, inbox_engine, question)
@@ -146,13 +148,16 @@ def _unrecorded(connection: Connection, question: Question) -> datetime | None:
 
 
 def _taken_since(engine: Engine, question: Question) -> datetime | None:
-    def oldest(statement: Select[Any]) -> datetime | None:
+    def oldest(table: Table, statement: Select[Any]) -> datetime | None:
         found: datetime | None = transact(
-            engine, question.outbox, lambda each: each.execute(statement, question.given).scalar_one()
+            engine,
+            question.outbox,
+            lambda each: each.execute(statement, question.given).scalar_one(),
+            [table],
         )
         return found
 
-    times = [oldest(statements.oldest_taken(question.inbox))]
+    times = [oldest(question.inbox.message, statements.oldest_taken(question.inbox))]
     with suppress(TablesMissing):  # an inbox without Spark may lack the ledger
-        times.append(oldest(statements.oldest_load(question.inbox)))
+        times.append(oldest(question.inbox.ledger, statements.oldest_load(question.inbox)))
     return min((time for time in times if time is not None), default=None)

@@ -3,11 +3,13 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Executable, Row
+from sqlalchemy import Connection, Engine, Executable, Row, Table
 
 from inbox_outbox_base.tables.inbox import Tables
+from outbox._publishing.safety import every
 from outbox.schema import OutboxTables
 
 from . import audit_statements as statements
@@ -40,6 +42,16 @@ class Question:
     key: str
     given: dict[str, Any]
     """The parameters of the statements."""
+
+    @property
+    def taken(self) -> tuple[Table, Table]:
+        """The tables that say what was taken."""
+        return self.inbox.message, self.inbox.status
+
+    @property
+    def both(self) -> list[Table]:
+        """The outbox, and the tables that say what was taken."""
+        return [*every(self.outbox), *self.taken]
 
 
 @dataclass(slots=True)
@@ -159,8 +171,8 @@ def _asked(
         page = transact(engine, question.outbox, lambda each: each.execute(statement, given).all())  # noqa: B023
         if not page:
             return
-        keys = {row.taken_by for row in page}
-        known = transact(inbox_engine, question.outbox, lambda each: _known(each, question, keys))  # noqa: B023
+        look_up = partial(_known, question=question, keys={row.taken_by for row in page})
+        known = transact(inbox_engine, question.outbox, look_up, question.taken)
         for row in page:
             yield row, known.get(row.taken_by)
         after = page[-1].place

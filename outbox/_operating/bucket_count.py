@@ -37,6 +37,7 @@ def set_bucket_count(engine: Engine, count: int, *, schema: str | None = None) -
         RelayRunning: a relay of a version that knows only a fixed number of buckets is running.
         WrongState: another operator has just changed the number.
         TablesMissing: the tables have not been created.
+        UnsafeDatabase: row-level policies hide rows from this role.
     """
     if outbox_options.count("count", count) > MOST_BUCKETS:
         raise InvalidOption(f"count={count!r}: expected at most {MOST_BUCKETS:,}")

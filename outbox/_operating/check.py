@@ -7,6 +7,7 @@ from uuid import uuid4
 
 from sqlalchemy import Connection, Engine, func, select
 
+from inbox_outbox_base.checks.catalogue import hidden_rows
 from inbox_outbox_base.databases import member_statements
 from inbox_outbox_base.databases.missing import missing_table
 from inbox_outbox_base.databases.registry import checking, relaying
@@ -16,7 +17,7 @@ from inbox_outbox_base.transactions.trying import Trials, refused_of, usable
 from inbox_outbox_base.words.findings import CheckReport, Finding
 from inbox_outbox_base.words.outgoing import Message
 from outbox._publishing.outbox import Outbox
-from outbox._publishing.safety import every, hiding
+from outbox._publishing.safety import every
 from outbox.schema import OutboxTables, tables
 
 _TOPIC = "inbox-outbox-check"
@@ -76,7 +77,7 @@ class _OutboxProbes:
         with self.trials.rolled_back() as connection:
             hidden = checking(connection.dialect.name).hides_rows(connection, every(self.tables))
         # A publisher needs to see no rows.
-        return [Finding("row-level policies", "said", hiding(hidden))] if hidden else []
+        return [Finding("row-level policies", "said", hidden_rows(hidden))] if hidden else []
 
     def _sequence(self) -> str | None:
         try:

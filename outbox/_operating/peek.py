@@ -47,6 +47,7 @@ def peek(
     Raises:
         InvalidOption: an argument is invalid.
         TablesMissing: the tables have not been created.
+        UnsafeDatabase: row-level policies hide rows from this role.
     """
     outbox_options.count("limit", limit)
     given: dict[str, Any] = {"limit": limit}

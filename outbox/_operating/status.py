@@ -100,6 +100,7 @@ def status(engine: Engine, *, count_up_to: int | None = 100_000, schema: str | N
     Raises:
         InvalidOption: an argument is invalid.
         TablesMissing: the tables have not been created.
+        UnsafeDatabase: row-level policies hide rows from this role.
     """
     if count_up_to is not None:
         outbox_options.count("count_up_to", count_up_to)
@@ -115,6 +116,7 @@ def is_drained(engine: Engine, *, schema: str | None = None) -> bool:
     Raises:
         InvalidOption: not an Engine.
         TablesMissing: the tables have not been created.
+        UnsafeDatabase: row-level policies hide rows from this role.
     """
     all_tables = tables(schema)
     return transact(engine, all_tables, lambda connection: _is_drained(connection, all_tables))

@@ -6,7 +6,7 @@ from sqlalchemy import Connection, Table
 
 from inbox_outbox_base.databases.registry import checking
 from inbox_outbox_base.errors.outbox import UnsafeDatabase
-from inbox_outbox_base.transactions.safety import check, is_checked
+from inbox_outbox_base.transactions.safety import check, check_sees_all, is_checked
 from outbox.schema import OutboxTables
 
 _log = logging.getLogger("outbox.relay")
@@ -28,22 +28,16 @@ def check_published(connection: Connection, tables: OutboxTables) -> None:
 
 
 def check_relays(connection: Connection, tables: OutboxTables) -> None:
-    """Look at the tables before a relay sends; log what else operators should know.
+    """Look at the tables before a relay sends, and again after a minute.
 
     Raises:
         UnsafeDatabase: a table cannot keep a promise, or hides rows from this role.
     """
     check(connection, every(tables), UnsafeDatabase)
-    database = checking(connection.dialect.name)
-    if hidden := database.hides_rows(connection, every(tables)):
-        raise UnsafeDatabase(hiding(hidden))
-    for found in database.said(connection):
+    check_sees_all(connection, every(tables), UnsafeDatabase)
+
+
+def tell(connection: Connection) -> None:
+    """Log what else operators should know before a relay sends."""
+    for found in checking(connection.dialect.name).said(connection):
         _log.warning("%s", found)
-
-
-def hiding(tables: list[str]) -> str:
-    """Why a relay cannot work if its role sees only some rows."""
-    return (
-        f"table {', '.join(tables)}: row-level policies hide rows from this role, and a relay would pass "
-        "messages that it does not see; give it BYPASSRLS, or a policy FOR ALL USING (true)"
-    )

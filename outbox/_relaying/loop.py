@@ -252,6 +252,8 @@ class RelayLoop(ABC, Generic[E, P]):
                     self._journal.say(
                         "is connected to %s (epoch %d)", self._transactions.place, self._rounds.epoch
                     )
+                if self._rounds.look_is_due:
+                    self._look()
                 if self._rounds.recheck_is_due:
                     self._recheck(self._rounds.recheck)
                 if self._rounds.retirement_is_due:
@@ -264,6 +266,17 @@ class RelayLoop(ABC, Generic[E, P]):
                 self._journal.owns(len(self._rounds.buckets))
                 self._journal.summarise()
                 return choice
+
+    def _look(self) -> None:
+        """Look at the tables again, in a separate transaction: the relay goes on if that fails.
+
+        Raises:
+            UnsafeDatabase: a table cannot keep a promise any more, or hides rows.
+        """
+        try:
+            self._do(self._rounds.look, 1)
+        except TROUBLE as error:
+            _log.warning("the catalogue could not be read, retrying in a minute: %s", reason(error))
 
     def _recheck(self, look: Callable[[Connection], int]) -> int:
         """Look for overlooked messages in a separate transaction: the relay goes on if that exceeds a time

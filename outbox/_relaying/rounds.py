@@ -1,6 +1,7 @@
 """A relay's transactions, each a function of a connection; messages are sent elsewhere, between them."""
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,8 +16,9 @@ from inbox_outbox_base.databases.letter import Letter
 from inbox_outbox_base.databases.registry import relaying
 from inbox_outbox_base.databases.relaying import ALL_TOPICS
 from inbox_outbox_base.errors.outbox import UnsafeSequence, WrongBucketCount
+from inbox_outbox_base.transactions import memories
 from outbox._publishing.buckets import newest
-from outbox._publishing.safety import check_relays
+from outbox._publishing.safety import check_relays, tell
 from outbox._relaying.reading.crowd import Crowd
 from outbox._relaying.reading.marks import Marks
 from outbox._relaying.reading.recheck import Recheck
@@ -80,6 +82,8 @@ class Rounds:
         """When to tend again."""
         self._marks_at = 0.0
         """When to tend again if messages have been sent."""
+        self._next_look = 0.0
+        """When to look at the tables again."""
 
     @property
     def own_isolation(self) -> Any:
@@ -109,7 +113,8 @@ class Rounds:
             UnsafeDatabase: a table cannot keep a promise, or hides rows from this role.
             UnsafeSequence: the sequence of message numbers is cached per session.
         """
-        check_relays(connection, self._tables)
+        self.look(connection)
+        tell(connection)
         self._database.writers(connection)  # only for its check of the sequence
         generation = newest(connection, self._tables)
         count = len(generation.buckets)
@@ -187,6 +192,20 @@ class Rounds:
         wait = min(self._settings.tend_every, balanced, moved, forgotten, strays)
         # `committed` applies it: buckets taken in a transaction that fails have to be taken again.
         self._tended[connection] = clock.now() + wait, crowded_by
+
+    @property
+    def look_is_due(self) -> bool:
+        """Whether to call `look`."""
+        return time.monotonic() >= self._next_look
+
+    def look(self, connection: Connection) -> None:
+        """Check that the tables can keep their promises: somebody may have changed them.
+
+        Raises:
+            UnsafeDatabase: a table cannot keep a promise, or hides rows from this role.
+        """
+        self._next_look = time.monotonic() + memories.BELIEVED
+        check_relays(connection, self._tables)
 
     @property
     def recheck_is_due(self) -> bool:

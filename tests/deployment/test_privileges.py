@@ -311,6 +311,47 @@ def test_row_level_security(postgres: Database) -> None:
     assert stored == {f"{name}:billing": (1, "exactly-once") for name in ("acme", "other")}
 
 
+OPERATORS: dict[str, Callable[[Engine], object]] = {
+    "outbox.status": outbox.status,
+    "outbox.is_drained": outbox.is_drained,
+    "outbox.peek": outbox.peek,
+    "outbox.retry_all": lambda engine: outbox.retry_all(engine, "dead"),
+    "outbox.purge_dead": lambda engine: outbox.purge_dead(engine, 0),
+    "outbox.drop": lambda engine: outbox.drop(engine, "order-42"),
+    "outbox.audit": lambda engine: outbox.audit(engine, "orders", "billing"),
+    "inbox.status": inbox.status,
+    "inbox.show": lambda engine: inbox.show(engine, "billing", "a"),
+    "inbox.purge": inbox.purge,
+    "inbox.set_policy": lambda engine: inbox.set_policy(engine, "billing", retention=60, mode="status"),
+}
+PARTS_OF_OPERATORS = ("operators of the inbox", "operators of the outbox", "purge", "relay")
+
+
+def test_operators_who_see_only_some_rows(postgres: Database) -> None:
+    """To a role from which policies hide rows, no command says that there is nothing: each is refused; and
+    none is to a role that a policy shows everything."""
+    owner = postgres.engine()
+    own_tables = ("outbox_message", "inbox_message", "inbox_consumer")
+    with role(postgres) as app:
+        for part in PARTS_OF_OPERATORS:
+            for right in rights("postgresql", part):
+                app.grant(right)
+        with owner.begin() as connection:
+            Outbox().publish(connection, "orders", "a", id="order-42")
+            Inbox("billing", retention=timedelta(days=30)).accept(connection, "a")
+            for table in own_tables:
+                connection.exec_driver_sql(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY")
+        engine = app.database.engine(poolclass=NullPool)
+        for name, command in OPERATORS.items():
+            with pytest.raises(inbox.errors.UnsafeDatabase, match="row-level policies hide"):
+                pytest.fail(f"{name}: {command(engine)}")
+        with owner.begin() as connection:
+            for table in own_tables:
+                connection.exec_driver_sql(f"CREATE POLICY everything ON {table} USING (true)")
+        for command in OPERATORS.values():
+            command(engine)
+
+
 def tenant(app: Role, name: str) -> Engine:
     """An engine whose sessions all belong to one tenant."""
     return app.database.engine(connect_args={"options": f"-c app.tenant={name}"}, poolclass=NullPool)

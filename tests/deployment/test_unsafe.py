@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, event, func, select, text
 from sqlalchemy.exc import DBAPIError, IntegrityError
-from sqlalchemy.pool import StaticPool
+from sqlalchemy.pool import NullPool, StaticPool
 
 import inbox
 import outbox
@@ -15,11 +15,12 @@ from inbox import CheckReport, Inbox, Listener, Outcome, SqlStore, StatusInbox, 
 from inbox.errors import UnsafeDatabase
 from inbox.schema import tables
 from inbox_outbox_base.transactions import memories
-from outbox import Outbox, Relay
+from outbox import Accepted, Outbox, Relay
 from outbox._publishing.safety import check_relays
 from tests.support.database import Database
 from tests.support.on_servers import on
-from tests.support.outbox_publishers import Recorder
+from tests.support.outbox_publishers import Recorder, publish
+from tests.support.roles import rights, role
 from tests.support.spark.writes import batch, counts, make_result, prepared, write
 
 TABLES = tables()
@@ -500,6 +501,25 @@ def test_a_relay_that_sees_only_some_rows(postgres: Database) -> None:
             check_relays(connection, TABLES.outbox)
         finally:
             connection.rollback()
+
+
+def test_a_policy_that_is_made_while_a_relay_runs(
+    postgres: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A relay looks again after a minute, and ends before it passes more messages that it does not see."""
+    monkeypatch.setattr(memories, "BELIEVED", -1.0)
+    owner = postgres.engine()
+    with role(postgres) as app:
+        for right in rights("postgresql", "relay"):
+            app.grant(right)
+
+        def hide(_: object) -> Accepted:
+            execute(owner, "ALTER TABLE outbox_message ENABLE ROW LEVEL SECURITY")
+            return Accepted()
+
+        publish(owner, "a1")
+        with pytest.raises(outbox.errors.UnsafeDatabase, match="outbox_message: row-level policies"):
+            Relay(app.database.engine(poolclass=NullPool), Recorder(hide)).run_once()
 
 
 def test_a_pool_of_one_connection(sqlite: Database) -> None:
