@@ -16,7 +16,7 @@ class Checking(ABC):
     def look(self, connection: Connection, tables: Sequence[Table]) -> list[Finding]:
         """Which tables cannot keep a promise, by one statement on the catalogue. It looks at those to which
         statements on this connection lead; one that does not exist has no finding, or is the database's
-        error."""
+        error. It says of a table that another role of this session would find another one."""
 
     def session(self, connection: Connection) -> list[Finding]:
         """Settings of the session under which a promise cannot be kept, and which drivers do not know."""

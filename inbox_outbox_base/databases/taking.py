@@ -153,7 +153,11 @@ class Taking(ABC):
         statement would."""
 
     def place(self, connection: Connection) -> Hashable:
-        """What the driver knows, without a statement, of the database and schema that it is on."""
+        """What the driver knows, without a statement, of the server, database and schema that it is on."""
+        return None
+
+    def role(self, connection: Connection) -> Hashable:
+        """The current role, where it decides to which table a name leads."""
         return None
 
     @abstractmethod

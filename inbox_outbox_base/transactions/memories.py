@@ -26,6 +26,10 @@ class Memories(Generic[T]):
         self._forget = forget
         self._of_pools: WeakKeyDictionary[Pool, T] = WeakKeyDictionary()
 
+    def __len__(self) -> int:
+        """The number of pools that have one."""
+        return len(self._of_pools)
+
     def of(self, pool: Pool) -> T:
         """The pool's object."""
         found = self._of_pools.get(pool)
@@ -42,9 +46,22 @@ class Memories(Generic[T]):
             self._forget(each)
 
 
+_by_role: Memories[set[Hashable]] = Memories(set, set.clear)
+"""The places where the role decides, too."""
+
+
+def ask_for_role(connection: Connection) -> None:
+    """From now on, ask for the role in this place: it decides to which table a name leads, and no connection
+    tells that `SET ROLE` has changed it."""
+    _by_role.of(connection.engine.pool).add(database_of(connection).place(connection))
+
+
 def tenant_of(connection: Connection) -> Hashable:
-    """Where the names of tables lead, as far as the connection tells: by its database, its search path and
-    its map of schemas."""
+    """Where the names of tables lead, as far as the connection tells: by its server, its database, its search
+    path and its map of schemas; by its role, if that was found to decide and a transaction can ask for it."""
     translated = connection.get_execution_options().get("schema_translate_map")
-    place = database_of(connection).place(connection)
+    database = database_of(connection)
+    place = database.place(connection)
+    if _by_role and place in _by_role.of(connection.engine.pool) and connection.in_transaction():
+        place = place, database.role(connection)
     return (frozenset(translated.items()), place) if translated else place

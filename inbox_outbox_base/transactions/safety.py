@@ -22,7 +22,7 @@ from inbox_outbox_base.words.findings import Finding
 
 from . import memories
 from .connect import on_connection
-from .memories import Memories, tenant_of
+from .memories import Memories, ask_for_role, tenant_of
 
 _log = logging.getLogger("inbox.check")
 _checked: Memories[dict[tuple[Table, Hashable], float]] = Memories(dict, dict.clear)
@@ -47,7 +47,10 @@ def check(
     database = checking(connection.dialect.name)
     try:
         with database_of(connection).protected(connection):
-            refuse([*database.session(connection), *database.look(connection, tables)], error)
+            found = database.look(connection, tables)
+            refuse([*database.session(connection), *found], error)
+            if any(each.result == "said" for each in found):
+                ask_for_role(connection)
     except DBAPIError as failure:
         if codes.is_transient(failure) or codes.breaks_connection(failure):
             raise

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from sqlalchemy import Connection, Engine, event, func, select, text
@@ -466,6 +467,34 @@ def test_a_check_is_of_one_place(postgres: Database, way: str) -> None:
                 # A caller who commits nevertheless has not taken the key.
                 assert connection.execute(select(tables(schema).message)).all() == []
             connection.commit()
+
+
+def test_a_role_leads_to_tables_of_its_own(postgres: Database) -> None:
+    """With `$user` in the search path, as by default, SET ROLE leads to other tables, and no server tells:
+    each role's tables are looked at, and each gets the policy."""
+    billing = Inbox("billing", retention=60)
+    first, second = (f"tenant_{uuid4().hex[:12]}" for _ in range(2))
+    with postgres.engine().begin() as connection:
+        for name in (first, second):
+            connection.exec_driver_sql(f"CREATE ROLE {name}")
+            connection.exec_driver_sql(f"CREATE SCHEMA {name}")
+            tables(name).metadata.create_all(connection)
+            connection.exec_driver_sql(f"GRANT USAGE ON SCHEMA {name} TO {name}")
+            connection.exec_driver_sql(f"GRANT ALL ON ALL TABLES IN SCHEMA {name} TO {name}")
+        connection.exec_driver_sql(f"ALTER TABLE {second}.inbox_message SET UNLOGGED")
+        connection.exec_driver_sql(f"SET LOCAL ROLE {first}")
+        assert billing.accept(connection, "a") is Verdict.NEW
+        connection.exec_driver_sql(f"SET LOCAL ROLE {second}")
+        with pytest.raises(UnsafeDatabase, match="unlogged"):
+            billing.accept(connection, "a")
+        connection.exec_driver_sql("RESET ROLE")
+        connection.exec_driver_sql(f"ALTER TABLE {second}.inbox_message SET LOGGED")
+        connection.exec_driver_sql(f"SET LOCAL ROLE {second}")
+        assert billing.accept(connection, "a") is Verdict.NEW
+        connection.exec_driver_sql("RESET ROLE")
+        for name in (first, second):
+            assert connection.execute(select(tables(name).consumer.c.consumer)).scalars().all() == ["billing"]
+        connection.rollback()
 
 
 def test_a_check_is_believed_for_a_minute(postgres: Database, monkeypatch: pytest.MonkeyPatch) -> None:

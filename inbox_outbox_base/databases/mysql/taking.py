@@ -37,6 +37,7 @@ from . import settings
 
 T = TypeVar("T")
 
+_PLACE = ("host", "port", "db")
 _IN_TRANSACTION = 1
 """The protocol's flag SERVER_STATUS_IN_TRANS."""
 
@@ -241,7 +242,8 @@ class MySQLTaking(Taking):
 
     def place(self, connection: Connection) -> Hashable:
         driver = _driver(connection)
-        return getattr(driver, "db", None) or getattr(driver, "_db", None)  # PyMySQL's, and asyncmy's
+        # PyMySQL's names, and asyncmy's. A pool may lead to several servers.
+        return tuple(getattr(driver, each, None) or getattr(driver, f"_{each}", None) for each in _PLACE)
 
     def committing_each(self, engine: Engine) -> Engine:
         # `briefly` switches AUTOCOMMIT on and off, in statements that it sends anyway.

@@ -84,6 +84,13 @@ _FOUND = text("""
                CASE WHEN c.relname = 'outbox_message' AND c.relkind IN ('r', 'p')
                     THEN pg_get_serial_sequence(c.oid::regclass::text, 'sequence') IS NULL
                END AS lacks_sequence,
+               -- Others of this name, in the path or in the schema of a role that this session may become.
+               current_setting('search_path') LIKE '%$user%' AND EXISTS (
+                   SELECT FROM pg_class o JOIN pg_namespace n ON n.oid = o.relnamespace
+                   WHERE o.relname = c.relname AND o.oid <> c.oid AND (
+                       n.nspname = ANY(current_schemas(false)) OR EXISTS (
+                           SELECT FROM pg_roles r WHERE r.rolname = n.nspname
+                           AND pg_has_role(session_user, r.oid, 'MEMBER')))) AS by_role,
                CASE WHEN to_regclass('pg_dist_partition') IS NOT NULL
                     THEN has_table_privilege(to_regclass('pg_dist_partition'), 'SELECT') END AS citus
     ) AS found
@@ -99,6 +106,7 @@ _NAMES = (
     "rules",
     "references_others",
     "lacks_sequence",
+    "by_role",
     "citus",
 )
 # Citus' catalogue is in pg_catalog, which is always on the search path.
@@ -184,10 +192,7 @@ def _problems(row: Row[Any], table: Table, dialect: Dialect, *, is_distributed: 
     if row.has_heirs:
         why = "other tables inherit from it, and a key is unique in each of them alone"
         yield refused(row.name, why, "run ALTER TABLE ... NO INHERIT, or use declarative partitions")
-    if row.triggers:
-        yield changing_triggers(row.name, row.triggers)
-    if row.rules:
-        yield refused(row.name, f"rule {', '.join(row.rules)} changes what statements do", "drop the rule")
+    yield from _interference(row)
     yield from references(row.name, row.references_others)
     # Text that does not compare byte for byte is no type of ours.
     compared = bytewise(table)
@@ -199,10 +204,21 @@ def _problems(row: Row[Any], table: Table, dialect: Dialect, *, is_distributed: 
     if row.lacks_sequence:
         why = "its column sequence owns no sequence, so relays cannot know which numbers were drawn"
         yield refused(row.name, why, "run ALTER SEQUENCE ... OWNED BY outbox_message.sequence")
+    if row.by_role:
+        why = "the role decides which of several tables it is (search_path has $user), and each message asks"
+        yield Finding(f"table {row.name}", "said", f"{why} for the role; name it with schema=")
     keys: tuple[dict[str, frozenset[str | None]], ...] = {}, {}
     for name, is_valid, names in json.loads(row.unique_keys or "[]"):
         keys[not is_valid][name] = frozenset(names)
     yield from wrong_keys(table, *keys)
+
+
+def _interference(row: Row[Any]) -> Iterator[Finding]:
+    """What changes or drops rows that our statements write."""
+    if row.triggers:
+        yield changing_triggers(row.name, row.triggers)
+    if row.rules:
+        yield refused(row.name, f"rule {', '.join(row.rules)} changes what statements do", "drop the rule")
 
 
 def _holds(declared: str, there: str) -> bool:

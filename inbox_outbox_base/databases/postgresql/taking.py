@@ -44,6 +44,7 @@ _CANCEL = 2
 _END_WAIT = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'"
 
 _MARK = select(MARK)
+_ROLE = text("SELECT current_user")
 _HAS_WRITTEN = text("SELECT pg_current_xact_id_if_assigned() IS NOT NULL")
 _WRITES = text("SELECT pg_logical_emit_message(true, 'inbox-outbox', '')")
 """Makes a COMMIT wait for a synchronous standby, which then has all earlier commits as well."""
@@ -184,9 +185,15 @@ class PostgreSQLTaking(Taking):
         return _ServerState(_driver(connection).pgconn)
 
     def place(self, connection: Connection) -> Hashable:
-        # Servers from PostgreSQL 18 on tell their clients each change of the search path.
+        # Servers from PostgreSQL 18 on tell their clients each change of the search path. A pool may lead to
+        # several servers.
         server = _driver(connection).pgconn
-        return server.db, server.parameter_status(b"search_path")
+        path, login = map(server.parameter_status, (b"search_path", b"session_authorization"))
+        return server.host, server.port, server.db, path, login
+
+    def role(self, connection: Connection) -> Hashable:
+        role: str = connection.execute(_ROLE).scalar_one()
+        return role
 
     def is_ended(self, connection: Connection) -> bool:
         return self.state(connection).is_ended()
