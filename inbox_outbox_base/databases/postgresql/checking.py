@@ -48,6 +48,21 @@ _FOUND = text("""
                array_agg(p.oid::regclass::text) FILTER (WHERE p.relpersistence <> 'p') AS lost_parts
         FROM pg_class p WHERE p.oid = c.oid OR p.oid IN (SELECT relid FROM pg_partition_tree(c.oid))
     ) AS tree CROSS JOIN LATERAL (
+        -- The sequences that the numbered column owns; whether its default draws from them, and nothing else.
+        SELECT array_agg(q.seqrelid::regclass::text ORDER BY q.seqrelid) AS sequences,
+               bool_and(CASE a.attidentity WHEN '' THEN pg_get_expr(d.adbin, d.adrelid) = concat(
+                   'nextval(', quote_literal(q.seqrelid::regclass::text), '::regclass)')
+                   ELSE o.deptype = 'i' END) AS draws,
+               bool_and(q.seqincrement > 0 AND NOT q.seqcycle) AS counts_up
+        FROM pg_attribute a
+        JOIN pg_depend o ON o.classid = 'pg_class'::regclass AND o.refclassid = 'pg_class'::regclass
+            AND o.refobjid = a.attrelid AND o.refobjsubid = a.attnum AND o.deptype IN ('a', 'i')
+        JOIN pg_sequence q ON q.seqrelid = o.objid
+        LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+        WHERE a.attrelid = c.oid
+        AND (c.relname::text, a.attname::text) IN (('outbox_message', 'sequence'),
+            ('outbox_delayed', 'sequence'), ('inbox_ledger', 'id'))
+    ) AS drawn CROSS JOIN LATERAL (
         SELECT c.oid::bigint AS number, c.relname::text AS name, c.relkind::text AS kind,
                tree.far_parts AS elsewhere, tree.lost_parts AS forgetful,
                c.relkind = 'r' AND EXISTS (SELECT FROM pg_inherits i WHERE i.inhparent = c.oid) AS has_heirs,
@@ -81,9 +96,6 @@ _FOUND = text("""
                 FROM pg_attribute a JOIN pg_type y ON y.oid = a.atttypid
                 LEFT JOIN pg_collation l ON l.oid = a.attcollation
                 WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped) AS columns,
-               CASE WHEN c.relname = 'outbox_message' AND c.relkind IN ('r', 'p')
-                    THEN pg_get_serial_sequence(c.oid::regclass::text, 'sequence') IS NULL
-               END AS lacks_sequence,
                -- Others of this name, in the path or in the schema of a role that this session may become.
                current_setting('search_path') LIKE '%$user%' AND EXISTS (
                    SELECT FROM pg_class o JOIN pg_namespace n ON n.oid = o.relnamespace
@@ -105,7 +117,9 @@ _NAMES = (
     "triggers",
     "rules",
     "references_others",
-    "lacks_sequence",
+    "sequences",
+    "draws",
+    "counts_up",
     "by_role",
     "citus",
 )
@@ -201,9 +215,7 @@ def _problems(row: Row[Any], table: Table, dialect: Dialect, *, is_distributed: 
         for name, kind, is_bytewise in json.loads(row.columns)
     }
     yield from wrong_types(table, dialect, types, _holds)
-    if row.lacks_sequence:
-        why = "its column sequence owns no sequence, so relays cannot know which numbers were drawn"
-        yield refused(row.name, why, "run ALTER SEQUENCE ... OWNED BY outbox_message.sequence")
+    yield from _numbering(row)
     if row.by_role:
         why = "the role decides which of several tables it is (search_path has $user), and each message asks"
         yield Finding(f"table {row.name}", "said", f"{why} for the role; name it with schema=")
@@ -229,3 +241,24 @@ def _holds(declared: str, there: str) -> bool:
     if declared.startswith(("TEXT", "VARCHAR")):
         return there == "text" or there.startswith("character varying")
     return there == declared.lower()
+
+
+def _numbering(row: Row[Any]) -> Iterator[Finding]:
+    """What keeps the numbers from being those of the sequence that is asked, in their order."""
+    if row.sequences is None:
+        if row.name == "outbox_message":
+            why = "its column sequence owns no sequence, so relays cannot know which numbers were drawn"
+            yield refused(row.name, why, "run ALTER SEQUENCE ... OWNED BY outbox_message.sequence")
+        return
+    names = ", ".join(row.sequences)
+    if len(row.sequences) > 1:
+        why = f"several sequences belong to its numbers ({names}), and only one of them draws"
+        yield refused(row.name, why, "run ALTER SEQUENCE ... OWNED BY NONE for the others")
+    elif not row.draws:
+        why = f"its numbers are not drawn from the sequence {names} that belongs to them"
+        yield refused(
+            row.name, why, "let the column draw from it by its default, or give it the one that draws"
+        )
+    elif not row.counts_up:
+        why = f"the sequence {names} counts down, or begins again at its end"
+        yield refused(row.name, why, "run ALTER SEQUENCE ... INCREMENT BY 1 NO CYCLE")
