@@ -4,6 +4,7 @@ settings that lose messages."""
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from sqlalchemy import Connection, Engine, StaticPool, create_engine, event, select, text
@@ -107,7 +108,7 @@ def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 RISKS = {
     "postgresql": "synchronous_commit=off",
     "mysql": "innodb_flush_log_at_trx_commit=0",
-    "sqlite": "synchronous=NORMAL",
+    "sqlite": "synchronous=NORMAL, journal_mode=MEMORY",
 }
 
 
@@ -118,12 +119,18 @@ def risky(database: Database) -> Engine:
         return database.engine(connect_args={"options": "-c synchronous_commit=off"})
     engine = database.engine()
     if database.name == "sqlite":
-        event.listen(engine, "connect", lambda driver, _: driver.execute("PRAGMA synchronous = NORMAL"))
+        event.listen(engine, "connect", set_risky)
     else:
         with engine.connect() as connection:
             if connection.execute(text("SELECT @@global.innodb_flush_log_at_trx_commit")).scalar_one() != 0:
                 pytest.skip("somebody else's server, with other settings")
     return engine
+
+
+def set_risky(driver: Any, _: object) -> None:
+    """On a connection to SQLite."""
+    for pragma in ("synchronous = NORMAL", "journal_mode = MEMORY"):
+        driver.execute(f"PRAGMA {pragma}")
 
 
 def run_relay(engine: Engine) -> None:
@@ -176,8 +183,7 @@ def test_risky_settings_are_named_in_a_loop(
             url = migrated.async_url.update_query_dict({"options": "-c synchronous_commit=off"})
             engine = create_async_engine(url)
         elif migrated.name == "sqlite":
-            off = lambda driver, _: driver.execute("PRAGMA synchronous = NORMAL")  # noqa: E731
-            event.listen(engine.sync_engine, "connect", off)
+            event.listen(engine.sync_engine, "connect", set_risky)
         if kind == "relay":
             relay = AsyncRelay(engine, AsyncRecorder())
             relay.stop()

@@ -299,6 +299,25 @@ def test_what_is_refused_on_sqlite(sqlite: Database) -> None:
         engine.dispose()
 
 
+def test_a_journal_that_cannot_roll_back(sqlite: Database) -> None:
+    """SQLite without a journal is refused, and nothing stays, although a rollback may undo nothing."""
+    engine = prepared(sqlite, lambda driver: driver.execute("PRAGMA journal_mode = OFF"))
+    with pytest.raises(UnsafeDatabase, match="journal_mode=OFF"), INBOX.transaction(engine, "a"):
+        pass
+    with pytest.raises(UnsafeDatabase), StatusInbox("orders", store=SqlStore(engine)).claim("a"):
+        pass
+    with pytest.raises(OutboxUnsafeDatabase), engine.begin() as connection:
+        Outbox().publish(connection, topic="orders", payload="a")
+    with pytest.raises(OutboxUnsafeDatabase, match="journal_mode=OFF"):
+        Relay(engine, Recorder()).run_once()
+    for report in (check_inbox(engine), check_outbox(engine)):
+        assert not report.is_safe
+    with engine.connect() as connection:
+        for table in ("inbox_message", "inbox_status", "outbox_message"):
+            assert connection.exec_driver_sql(f"SELECT count(*) FROM {table}").scalar_one() == 0
+    engine.dispose()
+
+
 @on("mariadb")
 def test_the_last_insert_id(migrated: Database) -> None:
     """Taking a message changes LAST_INSERT_ID(); the id in the result of an INSERT is right."""

@@ -45,6 +45,9 @@ _CATALOGUE = """
     SELECT 'index', thing.name, 'primary key', c.name, 0
     FROM thing, pragma_table_info(thing.name, :schema) c
     WHERE thing.type = 'table' AND thing.name IN :tables AND c.pk
+    UNION ALL
+    SELECT 'journal', thing.name, j.journal_mode, '', 0
+    FROM thing, pragma_journal_mode j WHERE thing.name IN :tables AND j.schema = :schema
 """
 
 
@@ -77,6 +80,9 @@ def _problems(table: Table, dialect: Dialect, found: dict[str, list[Row[Any]]]) 
         yield refused(table.name, "it is a temporary table", "drop it, so that the real one is found")
     if any(row.detail.upper().startswith("CREATE VIRTUAL") for row in found["table"]):
         yield refused(table.name, "it is a virtual table", "create it with `inbox-outbox migrate`")
+    if any(row.name == "off" for row in found["journal"]):
+        why = "journal_mode=OFF, so a rollback undoes nothing for sure"
+        yield refused(table.name, why, "set journal_mode to WAL or DELETE on each connection")
     if changing := [row.name for row in found["trigger"] if _changes(row)]:
         yield changing_triggers(table.name, changing)
     yield from references(table.name, sorted({row.name for row in found["reference"]}))

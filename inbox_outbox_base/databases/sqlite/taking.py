@@ -23,6 +23,8 @@ from inbox_outbox_base.tables.inbox import Tables
 
 _LEVELS = ("OFF", "NORMAL")
 """By number, the levels at which a COMMIT may be answered before it is on disk."""
+_LOSING_JOURNALS = ("OFF", "MEMORY")
+"""With these, a crash in the middle of a transaction leaves a part of it, or damages the file."""
 _BEGUN = "inbox: the transaction in which a row went in outside any savepoint"
 
 
@@ -115,7 +117,11 @@ class SQLiteTaking(Taking):
     def risks(self, connection: Connection) -> list[str]:
         level = int(connection.exec_driver_sql("PRAGMA synchronous").scalar_one())
         is_file = any(file for *_, file in connection.exec_driver_sql("PRAGMA database_list"))
-        return [f"synchronous={_LEVELS[level]}"] if is_file and level < len(_LEVELS) else []
+        if not is_file:
+            return []
+        found = [f"synchronous={_LEVELS[level]}"] if level < len(_LEVELS) else []
+        journal = str(connection.exec_driver_sql("PRAGMA journal_mode").scalar_one()).upper()
+        return [*found, f"journal_mode={journal}"] if journal in _LOSING_JOURNALS else found
 
     def is_ended(self, connection: Connection) -> bool:
         return not _driver(connection).in_transaction
