@@ -26,6 +26,10 @@ class Checking(ABC):
         """What somebody should know about the server before relays and publishers begin."""
         return []
 
+    def run_at_once(self, connection: Connection) -> object:
+        """For this transaction, let what waits for the COMMIT, such as a deferred trigger, run at once."""
+        return None
+
     def is_read_only(self, connection: Connection) -> bool:
         """Whether the server or the transaction takes no writes."""
         return False
@@ -100,6 +104,15 @@ def hidden_rows(tables: Sequence[str]) -> str:
     return (
         f"table {', '.join(tables)}: row-level policies hide rows from this role, so it would count, send or "
         "delete only some; give it BYPASSRLS, or a policy FOR ALL USING (true)"
+    )
+
+
+def referred_to(table: str, references: Sequence[str]) -> Finding:
+    """Foreign keys of other tables that would keep our rows from being deleted."""
+    return refused(
+        table,
+        f"foreign keys refer to it ({', '.join(references)}), so its rows could not be deleted",
+        "drop them, or let them be ON DELETE CASCADE",
     )
 
 

@@ -12,6 +12,7 @@ from inbox_outbox_base.checks.catalogue import (
     Checking,
     changing_triggers,
     references,
+    referred_to,
     refused,
     wrong_keys,
     wrong_types,
@@ -54,6 +55,12 @@ _CATALOGUE = text("""
     WHERE table_schema = coalesce(:schema, database()) AND table_name IN :tables
       AND partition_method IS NOT NULL
     GROUP BY 2, 3, 4
+    UNION ALL
+    SELECT 'referrer', CONVERT(referenced_table_name USING utf8mb4), CONVERT(table_name USING utf8mb4),
+           CONVERT(constraint_name USING utf8mb4), 0
+    FROM information_schema.referential_constraints
+    WHERE unique_constraint_schema = coalesce(:schema, database()) AND referenced_table_name IN :tables
+      AND delete_rule <> 'CASCADE'
 """).bindparams(bindparam("tables", expanding=True))
 _SESSION = text("""
     SELECT @@sql_select_limit AS sql_select_limit, @@sql_safe_updates AS sql_safe_updates,
@@ -132,6 +139,8 @@ def _problems(table: Table, dialect: Dialect, found: dict[str, list[Row[Any]]]) 
         yield changing_triggers(table.name, [row.name for row in found["trigger"]])
     yield from wrong_types(table, dialect, {row.name: row.detail for row in found["column"]}, _holds)
     yield from references(table.name, [row.name for row in found["reference"]])
+    if found["referrer"]:
+        yield referred_to(table.name, [f"{row.name}.{row.detail}" for row in found["referrer"]])
     keys: dict[str, set[str | None]] = defaultdict(set)
     for row in found["index"]:
         keys[row.name].add(row.detail if row.number is None else None)  # a part of a column is no column

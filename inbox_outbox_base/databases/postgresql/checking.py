@@ -28,6 +28,7 @@ from inbox_outbox_base.checks.catalogue import (
     bytewise,
     changing_triggers,
     references,
+    referred_to,
     refused,
     wrong_keys,
     wrong_types,
@@ -62,16 +63,22 @@ _FOUND = text("""
         WHERE a.attrelid = c.oid
         AND (c.relname::text, a.attname::text) IN (('outbox_message', 'sequence'),
             ('outbox_delayed', 'sequence'), ('inbox_ledger', 'id'))
-    ) AS drawn CROSS JOIN LATERAL (
+    ) AS drawn CROSS JOIN (
+        SELECT CASE current_setting('session_replication_role')
+               WHEN 'replica' THEN 'R' ELSE 'O' END AS enabled
+    ) AS this CROSS JOIN LATERAL (
         SELECT c.oid::bigint AS number, c.relname::text AS name, c.relkind::text AS kind,
                tree.far_parts AS elsewhere, tree.lost_parts AS forgetful,
                c.relkind = 'r' AND EXISTS (SELECT FROM pg_inherits i WHERE i.inhparent = c.oid) AS has_heirs,
-               -- For each row (1), and before (2) or instead of (64) it; not what fires only on replicas.
+               -- For each row (1), and before (2) or instead of (64) it, and not only on replicas.
                ARRAY(SELECT DISTINCT t.tgname::text FROM pg_trigger t
-                     WHERE t.tgrelid = ANY(tree.parts) AND t.tgenabled IN ('O', 'A')
+                     WHERE t.tgrelid = ANY(tree.parts) AND t.tgenabled IN ('A', this.enabled)
                      AND t.tgtype & 1 = 1 AND t.tgtype & 66 <> 0) AS triggers,
                ARRAY(SELECT DISTINCT r.rulename::text FROM pg_rewrite r
-                     WHERE r.ev_class = ANY(tree.parts) AND r.ev_enabled IN ('O', 'A')) AS rules,
+                     WHERE r.ev_class = ANY(tree.parts) AND r.ev_enabled IN ('A', this.enabled)) AS rules,
+               ARRAY(SELECT DISTINCT concat(f.conrelid::regclass, '.', f.conname) FROM pg_constraint f
+                     WHERE f.contype = 'f' AND f.confrelid = ANY(tree.parts) AND f.conparentid = 0
+                     AND f.confdeltype <> 'c') AS refer,
                -- An index of a partitioned table is one of each partition. An expression has no column.
                (SELECT jsonb_agg(jsonb_build_array(
                     x.relname, i.indrelid = c.oid AND i.indisunique AND i.indisvalid AND i.indimmediate
@@ -117,6 +124,7 @@ _NAMES = (
     "triggers",
     "rules",
     "references_others",
+    "refer",
     "sequences",
     "draws",
     "counts_up",
@@ -128,6 +136,7 @@ _DISTRIBUTED = text("""
     SELECT logicalrelid::regclass::oid::bigint FROM pg_dist_partition
     WHERE logicalrelid::regclass::oid::bigint IN :tables
 """).bindparams(bindparam("tables", expanding=True))
+_AT_ONCE = text("SET CONSTRAINTS ALL IMMEDIATE")
 _IS_READ_ONLY = text("SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean")
 # A policy that lets every row through, for this role and every command, hides none.
 _HIDES = """
@@ -183,6 +192,9 @@ class PostgreSQLChecking(Checking):
             return set(numbers)
         return set(connection.execute(_DISTRIBUTED, {"tables": numbers}).scalars())
 
+    def run_at_once(self, connection: Connection) -> object:
+        return connection.execute(_AT_ONCE)
+
     def is_read_only(self, connection: Connection) -> bool:
         return bool(connection.execute(_IS_READ_ONLY).scalar_one())
 
@@ -231,6 +243,8 @@ def _interference(row: Row[Any]) -> Iterator[Finding]:
         yield changing_triggers(row.name, row.triggers)
     if row.rules:
         yield refused(row.name, f"rule {', '.join(row.rules)} changes what statements do", "drop the rule")
+    if row.refer:
+        yield referred_to(row.name, row.refer)
 
 
 def _holds(declared: str, there: str) -> bool:

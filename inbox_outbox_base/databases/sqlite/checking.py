@@ -1,5 +1,6 @@
 """SQLite: what its schema says about our tables."""
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -13,6 +14,7 @@ from inbox_outbox_base.checks.catalogue import (
     bytewise,
     changing_triggers,
     references,
+    referred_to,
     refused,
     wrong_keys,
     wrong_types,
@@ -48,7 +50,18 @@ _CATALOGUE = """
     UNION ALL
     SELECT 'journal', thing.name, j.journal_mode, '', 0
     FROM thing, pragma_journal_mode j WHERE thing.name IN :tables AND j.schema = :schema
+    UNION ALL
+    SELECT DISTINCT 'referrer', lower(k."table"), m.name, '', 0
+    FROM {schema}.sqlite_master m, pragma_foreign_key_list(m.name, :schema) k, pragma_foreign_keys is_on
+    WHERE m.type = 'table' AND lower(k."table") IN :tables AND k.on_delete <> 'CASCADE'
+    AND is_on.foreign_keys
 """
+_COMMENT = re.compile(r"--[^\n]*|/\*.*?(?:\*/|$)", re.DOTALL)
+_QUOTED = re.compile(r"""'((?:[^']|'')*)'|"((?:[^"]|"")*)"|`((?:[^`]|``)*)`|\[([^]]*)\]""")
+_AFTER = re.compile(r"CREATE (?:TEMP(?:ORARY)? )?TRIGGER (?:IF NOT EXISTS )?(?:\S+ ?\. ?)?[^\s.]+ AFTER ")
+_ENDS_QUIETLY = re.compile(r"\bRAISE ?\( ?IGNORE\b")
+_WRITES = r"\b(?:DELETE FROM|(?:UPDATE|INTO)(?: OR \w+)?) (?:\w+ ?\. ?)?{table}\b"
+"""In text without comments, quotes and capitals."""
 
 
 @cache
@@ -83,7 +96,9 @@ def _problems(table: Table, dialect: Dialect, found: dict[str, list[Row[Any]]]) 
     if any(row.name == "off" for row in found["journal"]):
         why = "journal_mode=OFF, so a rollback undoes nothing for sure"
         yield refused(table.name, why, "set journal_mode to WAL or DELETE on each connection")
-    if changing := [row.name for row in found["trigger"] if _changes(row)]:
+    if found["referrer"]:
+        yield referred_to(table.name, [row.name for row in found["referrer"]])
+    if changing := [row.name for row in found["trigger"] if _changes(table.name, row.detail)]:
         yield changing_triggers(table.name, changing)
     yield from references(table.name, sorted({row.name for row in found["reference"]}))
     compared = bytewise(table)
@@ -111,7 +126,28 @@ def _affinity(kind: str) -> str:
     return next((affinity for word, affinity in words.items() if word in kind.upper()), "NUMERIC")
 
 
-def _changes(trigger: Row[Any]) -> bool:
-    """Whether it does not say AFTER, or can end the statement without an error."""
-    words = trigger.detail.upper().split()
-    return "AFTER" not in words or "RAISE(IGNORE" in "".join(words)
+def _changes(table: str, trigger: str) -> bool:
+    """Whether it does not run AFTER, ends the statement without an error, or writes to the table."""
+    plain = _plain(trigger)
+    its = re.escape(table.upper())
+    return (
+        not _AFTER.match(plain)
+        or _ENDS_QUIETLY.search(plain) is not None
+        or re.search(_WRITES.format(table=its), plain) is not None
+    )
+
+
+def _plain(sql: str) -> str:
+    """Its words in capitals, without comments; of what is in quotes, only names of one word."""
+    parts: list[str] = []
+    place = 0
+    while place < len(sql):
+        if found := _COMMENT.match(sql, place):
+            parts.append(" ")
+        elif found := _QUOTED.match(sql, place):
+            word = next(each for each in found.groups() if each is not None)
+            parts.append(word if re.fullmatch(r"\w+", word) else "_")
+        else:
+            parts.append(sql[place])
+        place = found.end() if found else place + 1
+    return " ".join("".join(parts).upper().split())
