@@ -17,8 +17,8 @@ from inbox_outbox_base.words.incoming import Verdict
 
 
 class _History:
-    """What happens in a database until one of our connections to it breaks: the next connection may lead to
-    a server that has lost commits."""
+    """What happens in a database until one of our connections to it breaks, or a new one is opened: that may
+    lead to a server that has lost commits."""
 
     def __init__(self) -> None:
         self.token = object()
@@ -28,7 +28,7 @@ class _History:
         self.token = object()
 
 
-_histories = Memories(_History, _History.end)
+_histories = Memories(_History, _History.end, ("invalidate", "connect"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,5 +138,5 @@ def place_of(bind: Engine | Connection, key: str) -> Hashable:
 
 
 def history_of(engine: Engine) -> object:
-    """Stands for the database behind an engine, as long as no connection to it breaks."""
+    """Stands for the database behind an engine, as long as no connection to it breaks or is new."""
     return _histories.of(engine.pool).token

@@ -1,6 +1,6 @@
 """What a process remembers about a database: whose it is, and when it is no longer believed."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Generic, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -18,12 +18,19 @@ class Memories(Generic[T]):
     """An object for each pool. Engines with options of their own share a pool, and the database behind it.
 
     When a connection of the pool breaks, `forget` is called with the object: the next connection may lead to
-    another server, or to an earlier state of the database.
+    another server, or to an earlier state of the database. What is believed for long is better forgotten with
+    every `connect`, too: some pools close their connections before they break.
     """
 
-    def __init__(self, make: Callable[[], T], forget: Callable[[T], object]) -> None:
+    def __init__(
+        self,
+        make: Callable[[], T],
+        forget: Callable[[T], object],
+        when: Sequence[str] = ("invalidate",),
+    ) -> None:
         self._make = make
         self._forget = forget
+        self._when = when
         self._of_pools: WeakKeyDictionary[Pool, T] = WeakKeyDictionary()
 
     def __len__(self) -> int:
@@ -37,7 +44,8 @@ class Memories(Generic[T]):
             made = self._make()
             found = self._of_pools.setdefault(pool, made)
             if found is made:  # not by another thread
-                event.listen(pool, "invalidate", lambda *_: self._forget(made))
+                for each in self._when:
+                    event.listen(pool, each, lambda *_: self._forget(made))
         return found
 
     def forget_all(self) -> None:

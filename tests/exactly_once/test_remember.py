@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, event, text
+from sqlalchemy import Connection, Engine, NullPool, event, text
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
@@ -102,6 +102,21 @@ def test_another_payload_does_not_get_what_is_remembered(engine: Engine) -> None
     with silent(engine), engine.begin() as connection:
         taken = inbox.take(connection, "a", 2)
         assert (taken.verdict, taken.result) == (Verdict.MISMATCH, None)
+
+
+@on_sqlite
+def test_a_new_connection_may_lead_to_an_earlier_state(migrated: Database) -> None:
+    """Without pooled connections none breaks in a restore: each new one forgets what was remembered, and a
+    message that the database has lost runs again."""
+    engine = accounts.make(migrated.engine(poolclass=NullPool))
+    inbox = Inbox("billing", remember=10)
+    handle = inbox.handler(engine, key=str)(lambda connection, _: accounts.add(connection))
+    assert handle("a").verdict is Verdict.NEW
+    with silent(engine):
+        assert handle("a").verdict is Verdict.DUPLICATE
+    with engine.begin() as connection:
+        connection.execute(text("DELETE FROM inbox_message"))  # as a restore that lacks it
+    assert [handle(key).verdict for key in ("b", "a")] == [Verdict.NEW] * 2
 
 
 @on_sqlite
