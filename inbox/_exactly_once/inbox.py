@@ -167,8 +167,9 @@ class Inbox(Consumer, Listens[Listener]):
         """Begin a transaction, take the message, run the block, commit: all of it or nothing.
 
         The block runs for a new message and for a duplicate; look at `work.is_new`. When it ends normally,
-        acknowledge the message. An exception rolls back and propagates unchanged. If the connection breaks
-        during COMMIT, the database is asked whether it committed; if so, the block ends normally.
+        acknowledge the message. An exception rolls back and propagates unchanged, unless the block had
+        already committed. If the connection breaks during COMMIT, the database is asked whether it committed;
+        if so, the block ends normally.
 
         Args:
             source: an Engine (use `work.connection`); a sessionmaker or a scoped_session (use also
@@ -181,7 +182,8 @@ class Inbox(Consumer, Listens[Listener]):
                 `on_refusal="return"` the block runs, and `work.verdict` has the verdict.
             TransactionAborted: the block swallowed a database error, or used the connection for a message
                 that is not new, without looking at `work`; nothing was written.
-            TransactionEnded: the block committed or rolled back the transaction.
+            TransactionEnded: the block committed or rolled back the transaction. Its writes may be committed,
+                and the message taken: do not have it redelivered.
             UnusableConnection: the session has written to two databases; nothing was committed on either.
             CommitLost: the connection broke during COMMIT, and nothing was written.
             InvalidResult: `work.result` is not JSON.

@@ -22,6 +22,7 @@ from inbox_outbox_base.databases.registry import database_of
 from inbox_outbox_base.databases.taking import Attempt, Stored
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.blame import COMMIT, OWN
+from inbox_outbox_base.errors.groups import find
 from inbox_outbox_base.errors.inbox import CommitLost, TransactionAborted, TransactionEnded
 from inbox_outbox_base.monitoring.events import OF_VERDICT, Event, EventKind, Hooks
 from inbox_outbox_base.transactions import ending, failed_commit, forked
@@ -81,7 +82,8 @@ class Transaction:
         try:
             self._transaction: RootTransaction | SessionTransaction = handle.begin()
             self.connection = self._connection(handle)
-            self._state = database_of(self.connection).state(self.connection)
+            self._database = database_of(self.connection)
+            self._state = self._database.state(self.connection)
             before = self._state.reported()
             try:
                 self.verdict, stored = accept(
@@ -172,15 +174,46 @@ class Transaction:
         memory.remember(place, known, self._terms.policy.kept(self.connection))
 
     def roll_back(self, handle: Connection | Session, error: BaseException) -> None:
-        """Roll back after this error, but only in the process that began the transaction."""
-        self.leave()
-        if forked.is_in(self._process):
-            if self.verdict is Verdict.NEW:
-                # If the ROLLBACK cannot be sent, the pool must not hand this transaction to its next user.
-                failed_commit.watch(self.connection)
-            roll_back(handle, getattr(self, "connection", None), error)
-        else:
+        """Roll back after this error, but only in the process that began the transaction.
+
+        Raises:
+            TransactionEnded: the body had committed, so a redelivery would be a duplicate.
+            CommitLost: the body had ended the transaction, and nobody could be asked whether it committed.
+        """
+        if not forked.is_in(self._process):
+            self.leave()
             forked.abandon(handle)
+            return
+        is_over = self._is_over(error)
+        self.leave()
+        if self.verdict is Verdict.NEW:
+            # If the ROLLBACK cannot be sent, the pool must not hand this transaction to its next user.
+            failed_commit.watch(self.connection)
+        roll_back(
+            handle,
+            getattr(self, "connection", None),
+            error,
+            is_over=is_over and self._transaction.is_active,
+        )
+        if is_over:
+            self._check_not_committed(error)
+
+    def _is_over(self, error: BaseException) -> bool:
+        """Whether an error of the body's own came after the end of the transaction."""
+        if not self._is_watched or not isinstance(self.bind, Engine):
+            return False
+        if not isinstance(error, Exception) or find(error, TransactionEnded) is not None:
+            return False
+        return ending.is_over(self._handle, self.connection, self._transaction, error)
+
+    def _check_not_committed(self, error: BaseException) -> None:
+        """An error of the database may also have ended the transaction, and then nothing has committed."""
+        self.connection.close()  # the pool may have no other
+        if self._is_committed(lambda connection: self._database.find(connection, self._attempt)):
+            raise TransactionEnded(
+                "the body ended the transaction and then raised an error: earlier writes and the inbox row "
+                "are committed, so a redelivery would be a duplicate"
+            ) from error
 
     def leave(self) -> None:
         """The body is over, whether it succeeded or failed."""
@@ -224,7 +257,7 @@ class Transaction:
         if is_new and self._mark is None:
             ending.check_same(self.connection)
             with OWN:
-                is_there = database_of(self.connection).is_there(self.connection, self._attempt)
+                is_there = self._database.is_there(self.connection, self._attempt)
             if not is_there:
                 raise TransactionAborted(
                     "the body swallowed a database error that had undone the transaction: nothing was written"
@@ -245,27 +278,30 @@ class Transaction:
             # A duplicate wrote no row that could prove the COMMIT.
             raise CommitLost("the connection broke during COMMIT") from error
         # On a new connection: the answer to the COMMIT was lost with the old connection.
-        stored = self._look(self.connection.engine)
-        if stored is None or stored.claim != self._attempt.claim:
+        if not self._is_committed(
+            lambda connection: self._database.settled(connection, self._attempt, self._terms.wait)
+        ):
             raise CommitLost("the connection broke during COMMIT, and nothing was written") from error
 
-    def _look(self, engine: Engine) -> Stored | None:
-        database = database_of(self.connection)
+    def _is_committed(self, find_row: Callable[[Connection], Stored | None]) -> bool:
+        """Whether the row with our claim is there, as a new connection sees it."""
         given = self.connection.get_execution_options().get("schema_translate_map")
         options = {"schema_translate_map": given} if given else {}  # a session may have its own
         # At a higher isolation level, the look would not see a COMMIT that it has waited for.
-        engine = engine.execution_options(isolation_level=database.own_isolation, **options)
+        options["isolation_level"] = self._database.own_isolation
+        engine = self.connection.engine.execution_options(**options)
 
         def look(connection: Connection) -> Stored | None:
             with connection.begin():
-                return database.settled(connection, self._attempt, self._terms.wait)
+                return find_row(connection)
 
         try:
-            return retry(
+            stored = retry(
                 lambda: on_connection(engine, look),
                 _RECONNECTS,
                 lambda error, _: isinstance(error, SQLAlchemyError) and codes.is_transient(error),
                 sleep=self._sleep,
             )
         except SQLAlchemyError as error:
-            raise CommitLost("the connection broke during COMMIT; its outcome is unknown") from error
+            raise CommitLost("nobody could be asked whether the transaction has committed") from error
+        return stored is not None and stored.claim == self._attempt.claim

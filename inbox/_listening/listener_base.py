@@ -15,7 +15,14 @@ from inbox_outbox_base.checks import options
 from inbox_outbox_base.checks.backoff import Backoff
 from inbox_outbox_base.errors.blame import is_own
 from inbox_outbox_base.errors.groups import find, only
-from inbox_outbox_base.errors.inbox import GiveUp, InvalidOption, InvalidResult, LeaseLost, NotTaken
+from inbox_outbox_base.errors.inbox import (
+    GiveUp,
+    InvalidOption,
+    InvalidResult,
+    LeaseLost,
+    NotTaken,
+    TransactionEnded,
+)
 from inbox_outbox_base.monitoring.events import stored
 from inbox_outbox_base.words.incoming import Verdict
 
@@ -181,14 +188,7 @@ class ListenerBase:
         # Another handler has the message now, and may still fail.
         if outcome.error is not None and find(outcome.error, LeaseLost) is not None:
             return Action.RETRY
-        # An inbox that sets `retry_after` counts the attempts itself.
-        is_hopeless = (
-            outcome.retry_after is None
-            and outcome.error is not None
-            and only(outcome.error, (InvalidOption, InvalidResult))
-            and not is_own(outcome.error)
-        )
-        if outcome.verdict in _FINAL or is_hopeless:
+        if outcome.verdict in _FINAL or _is_hopeless(outcome):
             return Action.DEAD_LETTER
         if outcome.error is not None or outcome.verdict is Verdict.IN_FLIGHT:
             return Action.RETRY
@@ -221,6 +221,16 @@ class ListenerBase:
         reason = f"still running {self.grace:g} s after the stop" if is_late else "cancelled"
         _tell(job, Action.RETRY, reason)
         return Decision(Action.RETRY, self._retry_delay(job), reason=reason)
+
+
+def _is_hopeless(outcome: Outcome) -> bool:
+    """Whether each redelivery would end the same. An inbox that sets `retry_after` counts the attempts
+    itself."""
+    error = outcome.error
+    if error is None or outcome.retry_after is not None or is_own(error):
+        return False
+    # After a body that has committed too early, a redelivery would be a duplicate: the rest would be lost.
+    return find(error, TransactionEnded) is not None or only(error, (InvalidOption, InvalidResult))
 
 
 def _tell(job: MessageJob, action: Action, reason: str, error: Exception | None = None) -> None:

@@ -55,7 +55,8 @@ class TransactionAborted(InboxError):
 
 
 class TransactionEnded(InboxError):
-    """The body ended the transaction that was to hold the inbox row and its writes together."""
+    """The body ended the transaction that was to hold the inbox row and its writes together. A part of them
+    may be committed: a redelivery cannot finish the message."""
 
 
 class LeaseLost(InboxError):

@@ -24,7 +24,7 @@ from inbox_outbox_base.databases.taking import State, pooled
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import TransactionEnded
 
-from . import layers
+from . import interrupted, layers
 
 _ENDED = (
     "the transaction had ended before this statement, by commit(), rollback(), SQL or DDL: earlier writes "
@@ -140,6 +140,32 @@ def unwatch(handle: Connection | Session, connection: Connection) -> None:
     setattr(connection, _GUARD, guard and guard.outer)
     if isinstance(handle, Session):
         setattr(handle, _WATCHED, None)
+
+
+def is_over(
+    handle: Connection | Session,
+    connection: Connection,
+    transaction: RootTransaction | SessionTransaction,
+    error: BaseException,
+) -> bool:
+    """After this error of the body, and before the ROLLBACK: whether the watched transaction has ended. It
+    may have committed, or an error may have rolled it back. False if the connection is lost."""
+    if handle.get_transaction() is not transaction:
+        return True
+    if not (connection.closed or connection.invalidated):
+        interrupted.discard(connection, error)
+    if connection.closed or connection.invalidated:
+        return False
+    guard: _Guard = getattr(connection, _GUARD)
+    if guard.state.is_ended(guard.mark):
+        return True
+    try:
+        guard.check_savepoint(connection)
+    except TransactionEnded:
+        return True
+    except DBAPIError:  # it is lost now, as the ROLLBACK will find
+        return False
+    return False
 
 
 def check_same(connection: Connection) -> None:

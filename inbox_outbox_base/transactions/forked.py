@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 
+from inbox_outbox_base.errors.blame import OWN
 from inbox_outbox_base.errors.inbox import TransactionEnded
 
 
@@ -25,9 +26,11 @@ def check(process: int) -> None:
         TransactionEnded: this is a child of the given process.
     """
     if not is_in(process):
-        raise TransactionEnded(
-            "this process was forked inside the block: only the process that began the transaction can end it"
-        )
+        with OWN:  # the parent still has the message, so it must not become a dead letter here
+            raise TransactionEnded(
+                "this process was forked inside the block: only the process that began the transaction can "
+                "end it"
+            )
 
 
 def abandon(handle: Connection | Session) -> None:

@@ -14,6 +14,7 @@ from sqlalchemy.engine.interfaces import ExceptionContext
 from sqlalchemy.exc import SQLAlchemyError
 
 from inbox_outbox_base.databases.registry import taking
+from inbox_outbox_base.databases.taking import pooled
 from inbox_outbox_base.errors import groups
 
 _WATCHED = "_inbox_discards_interrupted"
@@ -37,7 +38,7 @@ def discard(connection: Connection, error: BaseException) -> None:
     """Discard the connection if this error came out of the driver: a body may use the driver directly."""
     if not taking(connection.dialect.name).has_server:
         return
-    package = type(connection.connection.driver_connection).__module__.partition(".")[0]
+    package = type(pooled(connection).driver_connection).__module__.partition(".")[0]
     if any(_interrupts(connection.dialect, each, package) for each in groups.leaves(error)):
         connection.invalidate(error)
 

@@ -33,13 +33,19 @@ def database_to_join(
     return database
 
 
-def roll_back(handle: Connection | Session, connection: Connection | None, error: BaseException) -> None:
+def roll_back(
+    handle: Connection | Session,
+    connection: Connection | None,
+    error: BaseException,
+    *,
+    is_over: bool = False,
+) -> None:
     """Roll back after this error. A broken connection has already done so, and one whose state is in doubt
-    does not return to the pool."""
+    does not return to the pool: if the transaction `is_over`, SQLAlchemy does not know it."""
     if connection is not None and not (connection.closed or connection.invalidated):
         interrupted.discard(connection, error)
         # A session may be bound to the caller's connection, which can still be in the caller's transaction.
-        if groups.find(error, TransactionEnded) is not None and (
+        if (is_over or groups.find(error, TransactionEnded) is not None) and (
             handle is connection or database_of(connection).is_ended(connection)
         ):
             connection.invalidate(error)

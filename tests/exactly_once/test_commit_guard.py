@@ -2,7 +2,7 @@
 success."""
 
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from itertools import product
 from typing import Any
 
@@ -13,8 +13,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from sqlalchemy.ext.asyncio import async_sessionmaker as async_sessions
 from sqlalchemy.orm import Session, sessionmaker
 
-from inbox import AsyncInbox, Inbox, SqlStore, StatusInbox, Verdict
-from inbox.errors import TransactionAborted, TransactionEnded
+from inbox import Action, AsyncInbox, Inbox, SqlStore, StatusInbox, Verdict
+from inbox.errors import TransactionAborted, TransactionEnded, TransientError
 from tests.support import accounts
 from tests.support.accounts import Account
 from tests.support.database import Database
@@ -366,6 +366,60 @@ def test_a_body_that_begins_another_transaction(
     assert accounts.total(engine) == 1
 
 
+@pytest.mark.parametrize(
+    ("server", "end", "use_session"),
+    [
+        ("sqlite", commit, False),
+        ("sqlite", commit, True),
+        ("sqlite", roll_back, True),
+        ("sqlite", roll_back_by_sql, False),
+        ("postgresql", commit_by_the_driver, False),
+        ("mariadb", commit_by_beginning, False),
+    ],
+    indirect=["server"],
+)
+def test_a_body_that_ends_the_transaction_and_raises(
+    engine: Engine, end: Callable[[Any], None], *, use_session: bool
+) -> None:
+    """If a body has committed and then raises, even a passing error, the message is not tried again, by the
+    handler or by the broker: it would be a duplicate, and the rest would be lost. After a rollback it is."""
+    narrow, runs = create_engine(engine.url, pool_size=1, max_overflow=0), []
+
+    @INBOX.handler(sessionmaker(narrow) if use_session else narrow, key=str)
+    def body(handle: Any, message: str) -> None:
+        runs.append(message)
+        accounts.add(handle)
+        if len(runs) == 1:
+            end(handle)
+            raise TransientError
+
+    decision = INBOX.listener().decide([KEY], body)[0]
+    narrow.dispose()
+    assert accounts.total(engine) == 1
+    if end.__name__.startswith("commit"):
+        assert (decision.action, len(runs)) == (Action.DEAD_LETTER, 1)
+        assert decision.reason.startswith("TransactionEnded: the body ended the transaction")
+    else:
+        assert (decision.action, len(runs)) == (Action.ACK, 2)
+
+
+@on("mariadb")
+def test_an_error_that_ends_the_transaction(engine: Engine) -> None:
+    """A deadlock has rolled back the transaction, too, and the handler retries it."""
+    runs = []
+
+    @INBOX.handler(engine, key=str)
+    def body(connection: Connection, message: str) -> None:
+        runs.append(message)
+        send_by_the_driver(connection, ADD)
+        if len(runs) == 1:
+            with heavier_transaction(engine, connection):
+                accounts.add(connection, "account 1")
+
+    assert body(KEY).verdict is Verdict.NEW
+    assert len(runs) == 2
+
+
 @on("postgresql", "mariadb", "sqlite")
 def test_a_body_may_use_the_driver(engine: Engine) -> None:
     """A body that uses the driver, savepoints and SQL of its own, and ends nothing, commits."""
@@ -526,14 +580,17 @@ def test_an_asynchronous_body_that_does_not_read_its_stream_to_the_end(migrated:
 def test_an_asynchronous_body_that_ends_the_transaction(
     migrated: Database, end: str, *, goes_on: bool, use_session: bool
 ) -> None:
-    """Async: TransactionEnded, and the next verdict matches what was committed."""
+    """Async: TransactionEnded, and the next verdict matches what was committed. A body that has committed
+    gets it also if it raises an error of its own."""
 
     async def body(handle: Any) -> None:
         await accounts.add_async(handle)
         await (handle.execute(text(end)) if end.isupper() else getattr(handle, end)())
         if goes_on:
-            await accounts.add_async(handle, amount=100)
-            await handle.commit()
+            with suppress(TransactionEnded) if end == "COMMIT" else nullcontext():
+                await accounts.add_async(handle, amount=100)
+                await handle.commit()
+            raise ValueError
 
     async def work(engine: AsyncEngine) -> None:
         source = async_sessions(engine) if use_session else engine

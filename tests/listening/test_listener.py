@@ -17,6 +17,7 @@ from inbox.errors import (
     LeaseLost,
     StoreUnreachable,
     TablesMissing,
+    TransactionEnded,
 )
 from tests.support.cases import case
 from tests.support.listeners import Decide, each_listener, in_threads
@@ -60,6 +61,7 @@ MEANINGS: list[tuple[Verdict, Exception | None, Action]] = [
     (Verdict.NEW, InvalidKey("a"), DEAD_LETTER),
     (Verdict.NEW, InvalidOption("a"), DEAD_LETTER),
     (Verdict.NEW, InvalidResult("a"), DEAD_LETTER),
+    (Verdict.NEW, TransactionEnded("a"), DEAD_LETTER),
     (Verdict.NEW, LeaseLost("a"), RETRY),
     (Verdict.DEAD, LeaseLost("a"), RETRY),
     (Verdict.DUPLICATE, ValueError("a"), RETRY),
