@@ -21,6 +21,8 @@ class Codes(ABC):
     """A statement was cancelled, or exceeded the server's time limit."""
     lock_timeouts: frozenset[Code] = frozenset()
     """A wait for a lock ran out, without other consequences."""
+    undoing: frozenset[Code] = frozenset()
+    """The server has rolled back the whole transaction, and the session goes on."""
     transient: frozenset[Code] = frozenset()
     """Other errors after which the same work may succeed."""
     aborted: frozenset[Code] = frozenset()

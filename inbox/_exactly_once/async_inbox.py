@@ -23,8 +23,9 @@ from inbox_outbox_base.checks import options
 from inbox_outbox_base.checks.keys import Key
 from inbox_outbox_base.errors.blame import OWN
 from inbox_outbox_base.errors.inbox import InvalidOption, NotAwaited
-from inbox_outbox_base.transactions import failed_commit, unawaited
+from inbox_outbox_base.transactions import failed_commit, unwritten
 from inbox_outbox_base.transactions.durability import looking_at
+from inbox_outbox_base.transactions.savepoints import innermost
 from inbox_outbox_base.transactions.session import BindArguments, bind_of, check_no_session, connection_of
 from inbox_outbox_base.transactions.sources import async_kinds, check_source, open_source
 from inbox_outbox_base.words.incoming import Verdict
@@ -250,7 +251,7 @@ class AsyncInbox(Consumer, Listens[AsyncListener]):
         if isinstance(given, async_scoped_session):
             given = given()
         if isinstance(given, AsyncSession):
-            owed = [unawaited.owe_in(given.sync_session, what, NotAwaited)]
+            owed = [unwritten.owe_in(given.sync_session, unwritten.Owed(what, NotAwaited))]
             connection, run = given.sync_session.bind, partial(given.run_sync, on_session)
         elif isinstance(given, AsyncConnection):
             check_no_session(bind_arguments)
@@ -261,7 +262,8 @@ class AsyncInbox(Consumer, Listens[AsyncListener]):
                 "an async_scoped_session"
             )
         if isinstance(connection, Connection):
-            owed.append(unawaited.owe(connection, what, NotAwaited))
+            on_it = unwritten.Owed(what, NotAwaited, savepoint=innermost(connection))
+            owed.append(unwritten.owe(connection, on_it))
 
         async def call() -> T:
             for pay in owed:

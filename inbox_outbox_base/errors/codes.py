@@ -65,6 +65,11 @@ def is_passing(error: BaseException) -> bool:
     return isinstance(error, DBAPIError) and breaks_connection(error)
 
 
+def undoes(error: BaseException) -> bool:
+    """Whether the server has rolled back the whole transaction although the session goes on."""
+    return _means(error, lambda database, code: code in database.undoing)
+
+
 def is_aftermath(error: BaseException) -> bool:
     """Whether this statement was refused only because an earlier one of the transaction had failed."""
     return _means(error, lambda database, code: code in database.aborted)

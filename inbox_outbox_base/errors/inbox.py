@@ -55,8 +55,9 @@ class TransactionAborted(InboxError):
 
 
 class TransactionEnded(InboxError):
-    """The body ended the transaction that was to hold the inbox row and its writes together. A part of them
-    may be committed: a redelivery cannot finish the message."""
+    """The transaction that was to hold our rows and the application's together was ended by something else:
+    the body, SQL text, DDL or the driver. Earlier writes may be committed: a redelivery cannot finish the
+    message."""
 
 
 class LeaseLost(InboxError):

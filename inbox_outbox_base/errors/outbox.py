@@ -38,8 +38,8 @@ class UnusableConnection(OutboxError, inbox_errors.UnusableConnection):
 
 
 class NotAwaited(OutboxError, inbox_errors.NotAwaited):
-    """A message was published on an AsyncConnection without `await`, so it is not written: the COMMIT is
-    refused."""
+    """A message was published on an asynchronous handle without `await`, so it is not written: the COMMIT is
+    refused. That of an AsyncSession writes it, unless it is SQL text."""
 
 
 class AlreadyPublished(OutboxError):

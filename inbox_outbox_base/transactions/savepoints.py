@@ -29,11 +29,3 @@ def innermost_of(transaction: SessionTransaction, connection: Connection) -> int
 def innermost_transaction(session: Session) -> SessionTransaction | None:
     """The session's innermost transaction: a savepoint, or the outermost one."""
     return session.get_nested_transaction() or session.get_transaction()
-
-
-def is_open(transaction: SessionTransaction | None, session: Session) -> bool:
-    """Whether this transaction of the session has not ended."""
-    level = innermost_transaction(session)
-    while level is not None and level is not transaction:
-        level = level.parent
-    return level is not None

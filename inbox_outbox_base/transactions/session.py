@@ -111,7 +111,7 @@ def is_aborted(transaction: SessionTransaction, besides: Connection | None = Non
     checks `besides` itself."""
     if besides is not None and not _has_several(transaction):
         return False
-    return any(map(_is_aborted, _connections(transaction) - {besides}))
+    return any(map(_is_aborted, connections_of(transaction) - {besides}))
 
 
 def _is_aborted(connection: Connection) -> bool:
@@ -148,7 +148,7 @@ def _check_all(transaction: SessionTransaction, kept: _Kept) -> None:
     """Check on every connection before its COMMIT: whichever is first, nothing has been committed before."""
     if not _has_several(transaction):
         return
-    connections = _connections(transaction)
+    connections = connections_of(transaction)
     for connection in connections - kept.checked:
         # A weak reference: a caller's connection keeps its listeners after the session has ended.
         event.listen(connection, "commit", partial(_check, kept, ref(transaction)))
@@ -161,7 +161,7 @@ def _has_several(transaction: SessionTransaction) -> bool:
     return len(transaction._connections) > 2  # noqa: SLF001 - public since SQLAlchemy 2.1.7
 
 
-def _connections(transaction: SessionTransaction) -> set[Connection]:
+def connections_of(transaction: SessionTransaction) -> set[Connection]:
     return {entry[0] for entry in transaction._connections.values()}  # noqa: SLF001 - public since SQLAlchemy 2.1.7
 
 
@@ -169,7 +169,7 @@ def _check(kept: _Kept, begun: ref[SessionTransaction], _: Connection) -> None:
     transaction = begun()
     if transaction is None or transaction.session.get_transaction() is not transaction:
         return  # the connection is the caller's own, and the session has ended before it
-    others = _connections(transaction) - kept.ours
+    others = connections_of(transaction) - kept.ours
     writing = [*kept.ours, *filter(_may_have_written, others)]
     if len(writing) > 1:
         raise kept.error(

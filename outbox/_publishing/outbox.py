@@ -13,21 +13,22 @@ from sqlalchemy.orm import Session, scoped_session
 from inbox_outbox_base.checks import outbox_options
 from inbox_outbox_base.errors.outbox import InvalidOption, NotAwaited, UnusableConnection, WrongBucketCount
 from inbox_outbox_base.monitoring.events import Hook
-from inbox_outbox_base.transactions import failed_commit, unawaited
+from inbox_outbox_base.transactions import failed_commit, unwritten
 from inbox_outbox_base.transactions.joining import database_to_join
+from inbox_outbox_base.transactions.savepoints import innermost
 from inbox_outbox_base.transactions.session import bind_of, check_no_session, connection_of
 from inbox_outbox_base.words.outgoing import Draft, Message
 from outbox._waking.after_commit import mark
 from outbox._waking.hints import word
 from outbox.schema import tables
 
-from . import pending
 from .buckets import known_newest
 from .drafts import Drafts
+from .pending import Pending
 from .repeats import Repeats
 from .rows import Rows
 from .serializer import Serializer
-from .staging import stage
+from .staging import named, stage
 
 if TYPE_CHECKING:  # imported at run time only where it is used: without greenlet the import fails
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
@@ -190,7 +191,10 @@ class Outbox:
             TablesMissing: the tables have not been created.
             AlreadyPublished: with `on_repeat="raise"`, the outbox knows the id. On a Session, its COMMIT
                 raises this, and is rolled back.
-            NotAwaited: raised by the COMMIT of an AsyncConnection, by its close at the latest.
+            NotAwaited: raised by the COMMIT of an AsyncConnection, by its close at the latest; on an
+                AsyncSession only by a COMMIT as SQL text.
+            inbox.errors.TransactionEnded: raised by a Session's next statement, COMMIT, rollback or close, if
+                something else has ended its transaction: the message is not written.
             UnsafeDatabase: a table cannot keep a promise; `outbox.check` tells more.
         """
         message = Message(
@@ -266,22 +270,27 @@ class Outbox:
     def _staging(
         self, handle: AsyncSession, drafts: list[Draft], bind_arguments: Mapping[str, Any] | None
     ) -> Writing:
+        from sqlalchemy.util.concurrency import in_greenlet
+
         session = handle.sync_session
         bind = bind_of(session, self.tables.message, bind_arguments, InvalidOption)
+        if in_greenlet():  # a listener to the session's events, which cannot await
+            self._stage(session, drafts, bind)
+            return _nothing
         if not isinstance(bind, Engine):
             return _owing(bind, drafts, partial(handle.run_sync, self._stage, drafts, bind))
-        waiting = pending.wait(session, drafts, bind, self._stage_pending)
-        return partial(handle.run_sync, pending.awaited, waiting)
+        if not drafts:
+            return partial(handle.run_sync, self._stage, drafts, bind)
+        return partial(handle.run_sync, Pending(session, drafts, bind, self._stage_pending).awaited)
 
-    def _stage_pending(self, session: Session, each: pending.Pending) -> None:
-        connection = connection_of(session, each.bind, UnusableConnection)
+    def _stage_pending(self, each: Pending) -> None:
+        connection = connection_of(each.session, each.bind, UnusableConnection)
         self._prepare(connection, each.drafts)
-        stage(connection, each.drafts, self._write_staged, each.savepoint_on(session, connection))
+        stage(connection, each.drafts, self._write_staged, each.savepoint_on(connection))
         self._mark(connection, each.drafts)
 
     def _stage(self, session: Session, drafts: list[Draft], bind: Engine | Connection) -> None:
-        if pending.listening:
-            pending.stage_all(session)
+        unwritten.prepare(session)
         connection = connection_of(session, bind, UnusableConnection)
         if isinstance(bind, Engine):
             self._prepare(connection, drafts)
@@ -332,13 +341,18 @@ def _owing(connection: Connection | None, drafts: list[Draft], write: Writing) -
     """The same write, without which the connection does not commit."""
     if connection is None or not drafts:  # it has not been started
         return write
-    pay = unawaited.owe(connection, f"publish of message {drafts[0].row['id']}", NotAwaited)
+    owed = unwritten.Owed(named(drafts), NotAwaited, savepoint=innermost(connection))
+    pay = unwritten.owe(connection, owed)
 
     async def paid() -> None:
         pay()
         await write()
 
     return paid
+
+
+async def _nothing() -> None:
+    """It is done."""
 
 
 def _after(writing: Writing | None, result: Any) -> Any:

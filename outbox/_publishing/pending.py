@@ -4,87 +4,60 @@ A publish that nobody awaits has only its call, which keeps the message: the COM
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from sqlalchemy import Connection, Engine, event
-from sqlalchemy.orm import Session, SessionTransaction
+from sqlalchemy import Connection, Engine
+from sqlalchemy.orm import Session
 
-from inbox_outbox_base.errors.outbox import UnusableConnection
-from inbox_outbox_base.transactions.savepoints import innermost, innermost_of, innermost_transaction, is_open
+from inbox_outbox_base.errors.outbox import NotAwaited, UnusableConnection
+from inbox_outbox_base.transactions import unwritten
+from inbox_outbox_base.transactions.savepoints import innermost, innermost_of, innermost_transaction
 from inbox_outbox_base.words.outgoing import Draft
 
-_WAITING = "_outbox_waiting"
-"""The attribute of a session's outermost transaction that has its list; it ends with the transaction."""
-
-listening: list[bool] = []
-"""Not empty once a session may have such messages."""
+from .staging import named
 
 
-@dataclass(slots=True, eq=False)
 class Pending:
-    """The messages of one call."""
+    """The messages of one call. The session's transaction begins, as with `Session.add`, but no connection is
+    used. `stage` is the function with which the outbox stages them on the session's connection."""
 
-    drafts: list[Draft]
-    bind: Engine
-    stage: Callable[[Session, "Pending"], None]
-    """The function with which its outbox stages them on the session's connection."""
-    transaction: SessionTransaction
-    """The innermost one at the call."""
-    is_staged: bool = False
+    def __init__(
+        self, session: Session, drafts: list[Draft], bind: Engine, stage: Callable[["Pending"], None]
+    ) -> None:
+        self.session = session
+        self.drafts = drafts
+        self.bind = bind
+        self._stage = stage
+        self._is_staged = False
+        self._owed = unwritten.Owed(named(drafts), NotAwaited, prepare=self._prepare)
+        self._settle = unwritten.owe_in(session, self._owed)
 
-    def savepoint_on(self, session: Session, connection: Connection) -> int:
+    def savepoint_on(self, connection: Connection) -> int:
         """The number of the innermost savepoint at the call."""
-        if self.transaction is innermost_transaction(session):
+        transaction = self._owed.transaction
+        if transaction is None or transaction is innermost_transaction(self.session):
             return innermost(connection)
-        return innermost_of(self.transaction, connection)
+        return innermost_of(transaction, connection)
 
+    def awaited(self, session: Session) -> None:
+        """Stage the messages, and those of the calls before this one.
 
-def wait(
-    session: Session, drafts: list[Draft], bind: Engine, stage: Callable[[Session, Pending], None]
-) -> Pending:
-    """Keep the messages; begin the session's transaction, as `Session.add` does, but use no connection."""
-    if not listening:
-        event.listen(Session, "before_commit", stage_all)
-        listening.append(True)
-    transaction = session._autobegin_t()  # noqa: SLF001 - the public way ignores autobegin=False
-    pending = Pending(drafts, bind, stage, innermost_transaction(session) or transaction)
-    root = session.get_transaction() or transaction
-    waiting: list[Pending] | None = getattr(root, _WAITING, None)
-    if waiting is None:
-        setattr(root, _WAITING, waiting := [])
-    waiting.append(pending)
-    return pending
-
-
-def stage_all(session: Session) -> None:
-    """Stage what waits, in the order of the calls, but nothing of a savepoint that was rolled back."""
-    waiting = _waiting(session)
-    while waiting:
-        pending = waiting.pop(0)  # first: a listener to the session's events may publish meanwhile
+        Raises:
+            UnusableConnection: their transaction or savepoint has been rolled back meanwhile.
+        """
         try:
-            if is_open(pending.transaction, session):
-                pending.stage(session, pending)
-                pending.is_staged = True
+            unwritten.prepare(session)
+        finally:
+            self._settle()  # if it was refused, the caller is told
+        if not self._is_staged:
+            raise UnusableConnection("the transaction was rolled back before publish was awaited")
+
+    def _prepare(self) -> None:
+        if self._is_staged:
+            return
+        self._is_staged = True  # first: a listener to the session's events may publish meanwhile
+        try:
+            self._stage(self)
         except BaseException:
-            waiting.insert(0, pending)  # so that the COMMIT fails again
+            self._is_staged = False  # so that the COMMIT fails again
             raise
-
-
-def awaited(session: Session, pending: Pending) -> None:
-    """Stage the messages of a call that is awaited, and of those before it.
-
-    Raises:
-        UnusableConnection: their transaction or savepoint has been rolled back meanwhile.
-    """
-    try:
-        stage_all(session)
-    finally:
-        if pending in (waiting := _waiting(session)):  # it was refused, and the caller is told
-            waiting.remove(pending)
-    if not pending.is_staged:
-        raise UnusableConnection("the transaction was rolled back before publish was awaited")
-
-
-def _waiting(session: Session) -> list[Pending]:
-    found: list[Pending] = getattr(session.get_transaction(), _WAITING, [])
-    return found
+        self._settle()

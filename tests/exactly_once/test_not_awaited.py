@@ -5,10 +5,11 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
 
 from inbox import AsyncInbox, Verdict
-from inbox.errors import NotAwaited
+from inbox.errors import NotAwaited, TransactionEnded
 from tests.support import accounts
 from tests.support.cases import case
 from tests.support.database import Database
@@ -42,6 +43,36 @@ WAYS: list[Callable[[AsyncEngine], AbstractAsyncContextManager[Handle]]] = [
     in_session,
     in_session_on_connection,
 ]
+
+
+@in_loop
+async def test_something_else_commits_the_session(postgres: Database) -> None:
+    """The COMMIT of an AsyncSession's connection is refused, too, and a COMMIT as text; the driver's own is
+    found when the session is closed."""
+    accounts.make(postgres.engine())
+    engine = create_async_engine(postgres.async_url)
+
+    async def by_the_driver(session: AsyncSession) -> None:
+        connection = await (await session.connection()).get_raw_connection()
+        await connection.driver_connection.commit()  # type: ignore[union-attr]
+
+    ends: dict[Callable[[AsyncSession], Any], type[Exception]] = {
+        lambda session: session.run_sync(lambda inner: inner.connection().commit()): NotAwaited,
+        lambda session: session.execute(text("COMMIT")): NotAwaited,
+        by_the_driver: TransactionEnded,
+    }
+
+    async def forget(end: Callable[[AsyncSession], Any]) -> None:
+        async with AsyncSession(engine) as session:
+            INBOX.accept(session, "a").close()
+            await accounts.add_async(session)
+            await end(session)
+
+    for end, refusal in ends.items():
+        with case(end), pytest.raises(refusal, match="accept of 'a'"):
+            await forget(end)
+    await engine.dispose()
+    assert accounts.total(postgres.engine()) == 1  # the driver's
 
 
 @in_loop

@@ -1,17 +1,20 @@
 """A publish in asynchronous code that nobody awaits: no message is lost without an error."""
 
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import nullcontext
 from typing import Any, get_overloads
 
 import pytest
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, event, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
 
 from inbox import AsyncInbox
+from inbox.errors import NotAwaited as InboxNotAwaited
 from inbox.errors import TransactionEnded
 from outbox import Message, Outbox
 from outbox.errors import NotAwaited, TablesMissing, UnusableConnection
 from tests.support import accounts
+from tests.support.accounts import Account
 from tests.support.cases import case
 from tests.support.database import Database
 from tests.support.on_servers import on
@@ -94,6 +97,64 @@ async def test_a_session_forgets_what_it_rolls_back(shop: Database) -> None:
         await session.commit()
     await engine.dispose()
     assert texts(shop.engine()) == [*"123"]
+
+
+async def by_the_driver(session: AsyncSession) -> None:
+    """Commit on the driver's own connection."""
+    connection = await (await session.connection()).get_raw_connection()
+    await connection.driver_connection.commit()  # type: ignore[union-attr]
+
+
+SessionEnding = Callable[[AsyncSession], Awaitable[object]]
+SESSION_ENDINGS: dict[SessionEnding, type[Exception] | None] = {
+    (on_connection := lambda session: session.run_sync(lambda inner: inner.connection().commit())): None,
+    (as_text := lambda session: session.execute(text("COMMIT"))): NotAwaited,
+    by_the_driver: TransactionEnded,
+}
+"""How else a session's transaction is committed, and what is raised then or when the session is closed."""
+
+
+@on("postgresql", "sqlite")
+@pytest.mark.parametrize("is_first", [True, False])
+@in_loop
+async def test_something_else_commits_the_session(shop: Database, is_first: bool) -> None:
+    """The COMMIT of the session's connection writes what the session published. A COMMIT as text is refused.
+    The driver's own cannot be; the close of the session raises then."""
+    engine = engine_of(shop)
+    for end, refusal in SESSION_ENDINGS.items():
+        with case(end), pytest.raises(refusal) if refusal else nullcontext():
+            async with AsyncSession(engine) as session:
+                if is_first:
+                    forget(publish(session, "1"))
+                await accounts.add_async(session)
+                if not is_first:
+                    forget(publish(session, "1"))
+                await end(session)
+    await engine.dispose()
+    assert texts(shop.engine()) == ["1"]
+    assert accounts.total(shop.engine()) == 2  # the connection's, and the driver's
+
+
+@on("sqlite")
+@pytest.mark.parametrize("moment", ["before_commit", "before_flush", "after_flush", "after_flush_postexec"])
+@in_loop
+async def test_a_listener_cannot_await_it(shop: Database, moment: str) -> None:
+    """Listeners to events of a Session are not coroutines. What they publish on the AsyncSession is written;
+    what they take from an inbox keeps it from committing."""
+    engine = engine_of(shop)
+
+    async def commit(call: Callable[[AsyncSession], Coroutine[Any, Any, object]], name: str) -> None:
+        async with AsyncSession(engine) as session:
+            event.listen(session.sync_session, moment, lambda *_: forget(call(session)), once=True)
+            session.add(Account(name=name, total=1))
+            await session.commit()
+
+    await commit(lambda session: publish(session, "1"), "told")
+    with pytest.raises(InboxNotAwaited):
+        await commit(lambda session: AsyncInbox("shop").accept(session, "k"), "never")
+    await engine.dispose()
+    assert texts(shop.engine()) == ["1"]
+    assert sorted(accounts.totals(shop.engine())) == ["cash", "told"]
 
 
 @on("postgresql", "sqlite")

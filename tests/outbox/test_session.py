@@ -1,19 +1,22 @@
 """Publishing on an ORM Session: messages are kept in memory and written last."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from typing import Any, Literal, get_args
 
 import pytest
-from sqlalchemy import Engine, event
-from sqlalchemy.exc import IntegrityError, PendingRollbackError
+from sqlalchemy import Engine, event, text
+from sqlalchemy.exc import IntegrityError, OperationalError, PendingRollbackError
 from sqlalchemy.orm import Session, sessionmaker
 
+from inbox.errors import TransactionEnded
 from outbox import Outbox
 from tests.support import accounts
 from tests.support.accounts import Account
 from tests.support.on_servers import on, spread
 from tests.support.published import TOPIC, texts
+from tests.support.together import wait_until_blocked
 
 OUTBOX = Outbox()
 JoinMode = Literal["conditional_savepoint", "rollback_only", "control_fully", "create_savepoint"]
@@ -30,9 +33,9 @@ def session(engine: Engine) -> Iterator[Session]:
         yield session
 
 
-def publish(session: Session, text: str) -> None:
+def publish(session: Session, payload: str) -> None:
     """Publish a message with the one key of these tests, so that the order matters."""
-    OUTBOX.publish(session, TOPIC, text, key="k")
+    OUTBOX.publish(session, TOPIC, payload, key="k")
 
 
 @on_one
@@ -89,6 +92,99 @@ def test_a_savepoint_that_is_not_the_sessions(session: Session, engine: Engine, 
     publish(session, "3")
     session.commit()
     assert texts(engine) == (["1", "2", "3"] if end == "commit" else ["1", "3"])
+
+
+def commit_text(session: Session) -> None:
+    """Only SQLAlchemy's COMMIT writes the messages, so that this one is refused."""
+    session.execute(text("COMMIT"))
+
+
+def roll_back_text(session: Session) -> None:
+    """The COMMIT is of another transaction than the business row's."""
+    session.execute(text("ROLLBACK"))
+    session.commit()
+
+
+def go_on(session: Session) -> None:
+    """The next statement would begin it."""
+    session.execute(text("ROLLBACK"))
+    session.execute(text("SELECT 1"))
+
+
+def commit_driver(session: Session) -> None:
+    """Found when the session is closed."""
+    session.connection().connection.commit()
+
+
+ENDS: dict[Callable[[Session], None], int] = {commit_text: 0, roll_back_text: 0, go_on: 0, commit_driver: 1}
+"""How a session's transaction is ended without it, and how many business rows are committed."""
+
+
+@on_two
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("end", ENDS)
+def test_something_else_ends_the_transaction(
+    engine: Engine, end: Callable[[Session], None], is_first: bool
+) -> None:
+    """Messages are not written in another transaction than the one in which they were published, and none is
+    lost without an error."""
+
+    def work() -> None:
+        with Session(engine) as session:
+            if is_first:
+                publish(session, "never")
+            accounts.add(session)
+            if not is_first:
+                publish(session, "never")
+            end(session)
+
+    with pytest.raises(TransactionEnded, match="publish of message"):
+        work()
+    assert texts(engine) == []
+    assert accounts.total(engine) == ENDS[end]
+
+
+@on("mariadb")
+def test_ddl_ends_the_transaction(session: Session, engine: Engine) -> None:
+    """DDL commits the business row, and the COMMIT that would write the message is another one."""
+    accounts.add(session)
+    publish(session, "never")
+    session.execute(text("CREATE TABLE late (id integer)"))
+    with pytest.raises(TransactionEnded, match="had ended before its COMMIT"):
+        session.commit()
+    session.rollback()
+    publish(session, "ever")
+    session.commit()
+    assert texts(engine) == ["ever"]
+    assert accounts.total(engine) == 1
+
+
+@on("mariadb")
+def test_the_server_rolls_back_the_transaction(engine: Engine) -> None:
+    """After a deadlock that the application ignores, the COMMIT would be of what followed: it is refused. A
+    rollback is not, and the session can go on."""
+    with engine.begin() as connection:
+        accounts.open_account(connection, "other")
+    with Session(engine) as session, engine.connect() as rival:
+        publish(session, "never")
+        accounts.add(session)
+        for each in range(20):  # InnoDB rolls back the one that has written less
+            accounts.open_account(rival, str(each))
+        accounts.add(rival, "other")
+        with ThreadPoolExecutor(1) as thread:
+            waiting = thread.submit(accounts.add, rival, "cash")
+            wait_until_blocked(engine)
+            with pytest.raises(OperationalError, match="1213"):
+                accounts.add(session, "other")
+            waiting.result()
+        rival.commit()
+        with pytest.raises(TransactionEnded, match="the server rolled back"):
+            session.commit()
+        session.rollback()
+        publish(session, "ever")
+        session.commit()
+    assert texts(engine) == ["ever"]
+    assert accounts.totals(engine)["cash"] == 1  # the rival's
 
 
 LISTENED = ["before_commit", "before_flush", "after_flush", "after_flush_postexec"]

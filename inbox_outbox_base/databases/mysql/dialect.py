@@ -43,6 +43,8 @@ class MySQLCodes(Codes):
     broken = frozenset({0, 1053, 1927, 2000, 2002, 2003, 2006, 2013, 2014, 2055, 4031})
     # 1020 the row has changed since it was read; 1040 too many connections; 1205 lock timeout; 1213 deadlock.
     passing = broken | {1020, 1040, 1205, 1213}
+    # By default a lock timeout undoes only its statement. 1206: too many locks.
+    undoing = frozenset({1020, 1206, 1213})
     # 1317 killed; 1969 (MariaDB) and 3024 (MySQL) the statement's time limit.
     limits = frozenset({1317, 1969, 3024})
     lock_timeouts = frozenset({1205})

@@ -1,0 +1,332 @@
+"""Rows that are not written yet: nothing commits their transaction without them.
+
+A call on an asynchronous handle writes its row when it is awaited: before that there is no greenlet to write
+from. A Session's messages are written last. The COMMIT by SQLAlchemy writes what can be written by then, and
+refuses the rest; a COMMIT as text is refused. If something else has ended the transaction, the driver knows
+from the server's last answer, without a statement: the next statement raises, or the COMMIT, or the close.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import groupby
+from operator import attrgetter
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from sqlalchemy import Connection, TextClause, event
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session, SessionTransaction
+from sqlalchemy.orm.session import SessionTransactionState
+from sqlalchemy.schema import ExecutableDDLElement
+from sqlalchemy.sql.selectable import TextualSelect
+
+from inbox_outbox_base.databases.registry import database_of
+from inbox_outbox_base.databases.taking import State, pooled
+from inbox_outbox_base.errors import codes
+from inbox_outbox_base.errors.inbox import InboxError, TransactionEnded, UnsupportedDatabase
+
+from . import failed_commit, layers
+from .savepoints import number
+from .session import connections_of
+
+_COMMIT = re.compile(
+    r"(?:^|;)(?:\s|--[^\n]*\n|/\*.*?\*/)*(?:COMMIT|END|PREPARE\s+TRANSACTION)\b", re.IGNORECASE | re.DOTALL
+)
+_OWED = "_inbox_owed"
+"""The attribute of a session's outermost transaction that has its list."""
+_OPEN = (SessionTransactionState.ACTIVE, SessionTransactionState.PREPARED)
+_listening: list[bool] = []
+"""Not empty once a session may have such calls."""
+
+
+@dataclass(slots=True, eq=False)
+class Owed:
+    """A call whose rows are not written."""
+
+    what: str
+    error: type[InboxError]
+    why: str = "not awaited, so not written"
+    savepoint: int = 0
+    """The number of the connection's innermost savepoint at the call."""
+    transaction: SessionTransaction | None = None
+    """The session's innermost transaction at the call; None if the call is on a connection."""
+    prepare: Callable[[], object] | None = None
+    """Replaces it, right before the COMMIT, by a call that can be written."""
+    write: Callable[[Connection, list[Any]], object] | None = None
+    """Writes these rows right before the COMMIT, and those of the calls beside it."""
+    rows: Sequence[Any] = ()
+
+    def is_due(self) -> bool:
+        """Whether its transaction may still be committed."""
+        # The public `is_active` is False as soon as a Session's commit has flushed.
+        return self.transaction is None or self.transaction._state in _OPEN  # noqa: SLF001
+
+
+@dataclass(slots=True)
+class _Debts:
+    """What is owed on a connection, and what is known about its transaction."""
+
+    state: State | None
+    calls: list[Owed] = field(default_factory=list)
+    lost: list[Owed] = field(default_factory=list)
+    """Calls of a transaction that something else ended."""
+    is_open: bool = False
+    """Whether the server was once seen in this transaction: it begins with its first statement."""
+    is_undone: bool = False
+    """Whether the server has rolled back the transaction because of an error."""
+
+    def is_ended(self, connection: Connection) -> bool:
+        if self.state is None or connection.closed or connection.invalidated:
+            return False
+        if pooled(connection).is_detached:  # the database does not find the driver's connection
+            return False
+        is_idle = self.state.is_ended()
+        self.is_open = self.is_open or not is_idle
+        return is_idle and self.is_open
+
+    def due(self) -> list[Owed]:
+        return [each for each in self.calls if each.is_due()]
+
+    def refuse_ended(self, connection: Connection, when: str) -> None:
+        if self.is_ended(connection) and not self.is_undone:
+            raise _ended(self.due(), when)
+
+    def note_error(self, connection: Connection, statement: Any, error: DBAPIError) -> None:
+        """A text may have ended the transaction itself, before it failed."""
+        is_text = isinstance(statement, str | TextClause | TextualSelect | ExecutableDDLElement)
+        if codes.undoes(error) or (not is_text and self.is_ended(connection)):
+            self.is_undone = True
+
+
+_debts: WeakKeyDictionary[Connection, _Debts] = WeakKeyDictionary()
+
+
+def owe(connection: Connection, owed: Owed) -> Callable[[], None]:
+    """Let nothing commit the connection's transaction without this, until the function that this returns is
+    called, or until the call is rolled back."""
+    if not connection.closed:
+        failed_commit.watch(connection)
+        debts = _debts.get(connection)
+        if debts is None:
+            debts = _debts[connection] = _Debts(_state(connection))
+            layers.put_on(connection, _guarded)
+        debts.calls.append(owed)
+        debts.is_ended(connection)
+    return lambda: _pay(connection, owed)
+
+
+def owe_in(session: Session, owed: Owed) -> Callable[[], None]:
+    """The same for a session. Its transaction begins, as with `Session.add`, but no connection is used."""
+    if not _listening:
+        event.listen(Session, "before_commit", _settle_session)
+        event.listen(Session, "after_begin", _begun)
+        _listening.append(True)
+    root = session._autobegin_t()  # noqa: SLF001 - the public way ignores autobegin=False
+    root = session.get_transaction() or root
+    owed.transaction = session.get_nested_transaction() or root
+    calls: list[Owed] = getattr(root, _OWED, [])
+    calls.append(owed)
+    setattr(root, _OWED, calls)
+    for connection in connections_of(root):
+        owe(connection, owed)
+
+    def pay() -> None:
+        if owed in calls:
+            calls.remove(owed)
+        for connection in connections_of(root):
+            _pay(connection, owed)
+
+    return pay
+
+
+def prepare(session: Session) -> None:
+    """Prepare what can be written."""
+    _prepare(_owed_in(session))
+
+
+def _owed_in(session: Session) -> list[Owed]:
+    calls: list[Owed] = getattr(session.get_transaction(), _OWED, [])
+    return [each for each in calls if each.is_due()]
+
+
+def _begun(session: Session, transaction: SessionTransaction, connection: Connection) -> None:
+    """A session uses a connection for the first time in this transaction."""
+    if transaction.parent is None:
+        for owed in getattr(transaction, _OWED, []):
+            owe(connection, owed)
+
+
+def _settle_session(session: Session) -> None:
+    """A session may have no connection yet; and a savepoint that is committed is no longer active."""
+    calls = _owed_in(session)
+    _refuse([each for each in calls if each.prepare is None])
+    _prepare(calls)
+
+
+def _settle(connection: Connection) -> None:
+    """Called right before a COMMIT."""
+    if (debts := _debts.get(connection)) is None:
+        return
+    debts.refuse_ended(connection, "its COMMIT")
+    calls = debts.due()
+    if calls and debts.is_undone:
+        raise TransactionEnded(
+            f"the server rolled back the transaction because of an error, and with it {_named(calls)}"
+        )
+    _refuse([each for each in calls if each.prepare is None and each.write is None])
+    _prepare(calls)
+    debts.calls = debts.due()
+    for write, calls_of_one in groupby(list(debts.calls), attrgetter("write")):
+        those = list(calls_of_one)
+        write(connection, [row for each in those for row in each.rows])
+        del debts.calls[: len(those)]  # not before: without them the next COMMIT fails, too
+    _keep(connection, [])
+
+
+def _prepare(calls: list[Owed]) -> None:
+    for each in calls:
+        if each.prepare is not None:
+            each.prepare()
+
+
+def _pay(connection: Connection, owed: Owed) -> None:
+    if (debts := _debts.get(connection)) is not None and owed in debts.calls:
+        _keep(connection, [each for each in debts.calls if each is not owed])
+
+
+def _keep(connection: Connection, rest: list[Owed]) -> None:
+    if (debts := _debts.get(connection)) is None:
+        return
+    debts.calls = rest
+    if not rest and not debts.lost:
+        del _debts[connection]
+        layers.take_off(connection, _guarded)
+
+
+def _state(connection: Connection) -> State | None:
+    try:
+        return None if connection.invalidated else database_of(connection).state(connection)
+    except UnsupportedDatabase:  # another database of the same session
+        return None
+
+
+@cache
+def _guarded(kind: Any) -> Any:  # noqa: C901 - methods
+    # Not super(): the layer may be taken off before the method of the class below is called.
+    class Guarded(kind):  # type: ignore[misc]
+        """A Connection while something is owed. A listener to events would not hear of a commit without a
+        transaction."""
+
+        layer, under = staticmethod(_guarded), kind
+
+        def commit(self) -> None:
+            _settle(self)  # the transaction, if there is one, may go on
+            kind.commit(self)
+
+        def rollback(self) -> None:
+            kind.rollback(self)
+            _keep(self, [])
+
+        def close(self) -> None:
+            debts = _debts[self]
+            owed = [each for each in debts.calls if each.transaction is None and each.write is None]
+            try:
+                kind.close(self)  # rolls back
+            finally:
+                lost, debts.lost = debts.lost, []
+                _keep(self, [])
+            if lost:
+                raise _ended(lost, "the connection was closed")
+            _refuse(owed)
+
+        def execute(self, statement: Any, *given: Any, **options: Any) -> Any:
+            return _run(self, kind.execute, statement, *given, **options)
+
+        def scalar(self, statement: Any, *given: Any, **options: Any) -> Any:
+            return _run(self, kind.scalar, statement, *given, **options)
+
+        def exec_driver_sql(self, statement: str, *given: Any, **options: Any) -> Any:
+            return _run(self, kind.exec_driver_sql, statement, *given, **options)
+
+        def _commit_impl(self) -> None:
+            _settle(self)
+            kind._commit_impl(self)  # noqa: SLF001
+
+        def _prepare_twophase_impl(self, xid: Any) -> None:
+            _settle(self)
+            kind._prepare_twophase_impl(self, xid)  # noqa: SLF001
+
+        def _commit_twophase_impl(self, xid: Any, is_prepared: bool) -> None:
+            _settle(self)
+            kind._commit_twophase_impl(self, xid, is_prepared)  # noqa: SLF001
+
+        def _rollback_impl(self) -> None:
+            _note_lost(self)
+            kind._rollback_impl(self)  # noqa: SLF001
+            _keep(self, [])
+
+        def _rollback_twophase_impl(self, xid: Any, is_prepared: bool) -> None:
+            kind._rollback_twophase_impl(self, xid, is_prepared)  # noqa: SLF001
+            _keep(self, [])
+
+        def _rollback_to_savepoint_impl(self, name: str) -> None:
+            kind._rollback_to_savepoint_impl(self, name)  # noqa: SLF001
+            if (debts := _debts.get(self)) is not None:
+                _keep(self, [each for each in debts.calls if each.savepoint < number(name)])
+
+        def _release_savepoint_impl(self, name: str) -> None:
+            kind._release_savepoint_impl(self, name)  # noqa: SLF001
+            if (debts := _debts.get(self)) is not None and debts.is_ended(self):
+                debts.is_open = False  # on SQLite it may have been the driver's outermost: see docs/outbox.md
+
+    return Guarded
+
+
+def _run(connection: Connection, run: Callable[..., Any], statement: Any, *given: Any, **options: Any) -> Any:
+    if (debts := _debts.get(connection)) is None:
+        return run(connection, statement, *given, **options)
+    debts.refuse_ended(connection, "this statement")
+    if any(map(_COMMIT.search, _texts(statement))):
+        _refuse(debts.due())
+    try:
+        result = run(connection, statement, *given, **options)
+    except DBAPIError as error:
+        debts.note_error(connection, statement, error)
+        raise
+    debts.is_ended(connection)  # remembers that it has begun
+    return result
+
+
+def _texts(statement: Any) -> Iterator[str]:
+    if isinstance(statement, TextualSelect):
+        statement = statement.element
+    if isinstance(statement, TextClause):
+        statement = statement.text
+    if isinstance(statement, str):
+        yield statement
+
+
+def _note_lost(connection: Connection) -> None:
+    """Called before a ROLLBACK."""
+    if (debts := _debts.get(connection)) is not None:
+        if debts.is_ended(connection) and not debts.is_undone:
+            debts.lost = debts.due()
+        debts.is_open = debts.is_undone = False
+
+
+def _ended(owed: list[Owed], before: str) -> TransactionEnded:
+    return TransactionEnded(
+        f"the transaction had ended before {before}, by SQL, DDL or the driver: what it wrote may be "
+        f"committed, but not {_named(owed)}"
+    )
+
+
+def _refuse(owed: list[Owed]) -> None:
+    if owed:
+        raise owed[0].error(f"{owed[0].why}: {_named(owed)}; nothing was committed")
+
+
+def _named(owed: list[Owed]) -> str:
+    return ", ".join(dict.fromkeys(each.what for each in owed))
