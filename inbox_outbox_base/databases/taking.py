@@ -1,14 +1,17 @@
 """The contract between the inbox and a database, with portable defaults."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime
+from types import TracebackType
 from typing import Any, Literal, NamedTuple
 
 from sqlalchemy import Connection, Engine, Table
+from sqlalchemy.exc import DBAPIError
 
+from inbox_outbox_base.errors import codes
 from inbox_outbox_base.tables.inbox import Tables
 
 from . import taking_statements
@@ -91,6 +94,47 @@ def schema_of(connection: Connection, table: Table) -> str | None:
     translated = connection.get_execution_options().get("schema_translate_map") or {}
     found: str | None = translated.get(table.schema, table.schema)
     return found
+
+
+class Borrowed(AbstractContextManager[None]):
+    """Around statements of ours that need another value of a setting of the session. It has its own value
+    again after every error, also one that a signal handler raises; else the connection does not return to the
+    pool."""
+
+    # A generator would end too late if a signal's exception came right after its first part.
+
+    def __init__(
+        self, connection: Connection, change: Callable[[], object], put_back: Callable[[], object]
+    ) -> None:
+        self._connection = connection
+        self._change = change
+        self._put_back = put_back
+
+    def __enter__(self) -> None:
+        try:
+            self._change()
+        except DBAPIError:
+            raise  # it was refused
+        except BaseException:  # nobody knows whether it was sent, so whether there is something to put back
+            self._discard()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        is_as_before = False
+        try:
+            is_lost = isinstance(error, DBAPIError) and codes.breaks_connection(error)
+            if not (is_lost or self._connection.invalidated):
+                self._put_back()
+                is_as_before = True
+        finally:
+            if not is_as_before:
+                self._discard()
+
+    def _discard(self) -> None:
+        if not (self._connection.closed or self._connection.invalidated):
+            self._connection.invalidate()
 
 
 class State:

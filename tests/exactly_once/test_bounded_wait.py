@@ -4,12 +4,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from itertools import product
 
 import pytest
 from sqlalchemy import Connection, Engine, event, text
 
 from inbox import Inbox, Verdict, is_transient
+from inbox.errors import PolicyConflict
 from tests.support import accounts
 from tests.support.cases import case
 from tests.support.database import Database
@@ -248,6 +250,19 @@ def _check_the_lock_timeout(engine: Engine, take: Take, path: str, scope: str) -
             connection.commit()
             after = untouched if scope == "local" else value
             assert connection.exec_driver_sql(question).scalar_one() == after
+
+
+@on("mariadb")
+def test_the_lock_timeout_is_the_callers_own_after_a_refusal(engine: Engine) -> None:
+    """After a message that was refused, the session waits for locks as before."""
+    _, question, _ = SETTINGS[engine.dialect.name]
+    with engine.begin() as connection:
+        own = connection.exec_driver_sql(question).scalar_one()
+        Inbox("bookkeeping", retention=timedelta(days=3)).accept(connection, KEY)
+    with engine.connect() as connection:
+        with pytest.raises(PolicyConflict):
+            Inbox("bookkeeping", retention=timedelta(days=2)).accept(connection, "transfer-2")
+        assert connection.exec_driver_sql(question).scalar_one() == own
 
 
 @takes

@@ -26,6 +26,12 @@ class Forbidden(Exception):
 INBOX = Inbox("bookkeeping")
 SESSIONS = {"postgresql": "pg_backend_pid()", "mariadb": "connection_id()", "mysql": "connection_id()"}
 
+LOCK_WAITS = {
+    "postgresql": "SHOW lock_timeout",
+    "mariadb": "SELECT @@innodb_lock_wait_timeout",
+    "sqlite": "PRAGMA busy_timeout",
+}
+
 
 def handles(engine: Engine, key: str) -> None:
     """Take a message in a transaction of the inbox's, and give it a result."""
@@ -61,14 +67,22 @@ def operates(engine: Engine, key: str) -> None:
     purge(engine)
 
 
+def lock_wait(engine: Engine, database: Database) -> object:
+    """How long a connection of the pool waits for locks."""
+    with engine.connect() as connection:
+        return connection.exec_driver_sql(LOCK_WAITS[database.name]).scalar_one()
+
+
 def at_each_answer(
     database: Database, work: Callable[[Engine, str], object], kind: type[BaseException] = TimeLimit
 ) -> int:
     """Interrupt the work at each answer in turn, or at every ninth one if there are many, and then handle two
-    healthy messages on the only connection of the pool. Return how many interruptions came through."""
+    healthy messages on the only connection of the pool, which waits for locks as before. Return how many
+    interruptions came through."""
     raised = 0
     with interruptible(database, kind) as (engine, interruption):
         accounts.make(database.engine())
+        own_wait = lock_wait(engine, database)
         for answer in range(1, MOST, 9 if work is operates else 1):
             interruption.at(answer)
             try:
@@ -77,6 +91,7 @@ def at_each_answer(
                 raised += 1
             if not interruption.is_over():
                 break
+            assert lock_wait(engine, database) == own_wait
             total = accounts.total(database.engine())
             for key in (f"first-{answer}", f"second-{answer}"):
                 handles(engine, key)

@@ -22,7 +22,16 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.visitors import InternalTraversal
 
 from inbox_outbox_base.databases import taking_statements
-from inbox_outbox_base.databases.taking import Attempt, KeyBatch, KeyRow, Stored, Taking, pooled, schema_of
+from inbox_outbox_base.databases.taking import (
+    Attempt,
+    Borrowed,
+    KeyBatch,
+    KeyRow,
+    Stored,
+    Taking,
+    pooled,
+    schema_of,
+)
 from inbox_outbox_base.databases.taking_statements import Aging
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import (
@@ -249,22 +258,12 @@ class MySQLTaking(Taking):
         # `briefly` switches AUTOCOMMIT on and off, in statements that it sends anyway.
         return engine
 
-    @contextmanager
-    def briefly(self, connection: Connection, wait: float) -> Iterator[None]:
-        is_as_before = False
-        try:
-            connection.execute(_BEGIN_BRIEFLY, {"wait": max(1, math.ceil(wait))})
-            yield
-            connection.execute(_END_BRIEFLY)
-            is_as_before = True
-        except DBAPIError as error:
-            if not codes.breaks_connection(error):
-                connection.execute(_END_BRIEFLY)
-                is_as_before = True
-            raise
-        finally:
-            if not is_as_before:  # the connection's next user would write without transactions
-                connection.invalidate()
+    def briefly(self, connection: Connection, wait: float) -> AbstractContextManager[None]:
+        return Borrowed(
+            connection,
+            lambda: connection.execute(_BEGIN_BRIEFLY, {"wait": max(1, math.ceil(wait))}),
+            lambda: connection.execute(_END_BRIEFLY),
+        )
 
     def socket_of(self, driver: Any) -> int:
         own = getattr(driver, "_sock", None)  # PyMySQL's; it has no other name
@@ -308,17 +307,13 @@ def _no_time_limit(connection: Connection) -> AbstractContextManager[None]:
     return _setting(connection, "max_statement_time" if _is_mariadb(connection) else "max_execution_time", 0)
 
 
-@contextmanager
-def _setting(connection: Connection, name: str, value: int) -> Iterator[None]:
+def _setting(connection: Connection, name: str, value: int) -> AbstractContextManager[None]:
     """Change the session's own setting inside the block."""
-    connection.execute(_put_aside(name), {"value": value})
-    try:
-        yield
-    except DBAPIError as error:
-        if not codes.breaks_connection(error):
-            connection.execute(_put_back(name))
-        raise
-    connection.execute(_put_back(name))
+    return Borrowed(
+        connection,
+        lambda: connection.execute(_put_aside(name), {"value": value}),
+        lambda: connection.execute(_put_back(name)),
+    )
 
 
 @cache

@@ -85,8 +85,8 @@ class SQLiteMigrating(Migrating):
 
 def _begin_immediately(connection: Connection, seconds: int) -> None:
     before = connection.exec_driver_sql("PRAGMA busy_timeout").scalar_one()
-    connection.exec_driver_sql(f"PRAGMA busy_timeout = {seconds * 1000:d}")
     try:
+        connection.exec_driver_sql(f"PRAGMA busy_timeout = {seconds * 1000:d}")
         connection.exec_driver_sql("BEGIN IMMEDIATE")
     finally:
         connection.exec_driver_sql(f"PRAGMA busy_timeout = {before:d}")

@@ -2,8 +2,7 @@
 for longer than the wait, even a key that nobody takes is in flight. The wait is the busy timeout."""
 
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from datetime import datetime
 from functools import cache
 from typing import Any, Literal
@@ -15,7 +14,15 @@ from sqlalchemy.sql.elements import ColumnElement
 
 from inbox_outbox_base.checks.samples import name_of
 from inbox_outbox_base.databases import taking_statements
-from inbox_outbox_base.databases.taking import Attempt, KeyBatch, Stored, Taking, pooled, schema_of
+from inbox_outbox_base.databases.taking import (
+    Attempt,
+    Borrowed,
+    KeyBatch,
+    Stored,
+    Taking,
+    pooled,
+    schema_of,
+)
 from inbox_outbox_base.databases.taking_statements import Aging
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import UnusableConnection
@@ -147,15 +154,14 @@ def check_savepoint(connection: Connection, error: type[UnusableConnection] = Un
         )
 
 
-@contextmanager
-def _busy_timeout(connection: Connection, wait: float) -> Iterator[None]:
+def _busy_timeout(connection: Connection, wait: float) -> AbstractContextManager[None]:
+    """Change the connection's own busy timeout, in seconds, inside the block."""
     before = connection.exec_driver_sql("PRAGMA busy_timeout").scalar_one()
-    connection.exec_driver_sql(f"PRAGMA busy_timeout = {round(wait * 1000):d}")
-    try:
-        yield
-    finally:
-        if not connection.invalidated:  # it is if the task was cancelled, whose exception goes on
-            connection.exec_driver_sql(f"PRAGMA busy_timeout = {before:d}")
+    return Borrowed(
+        connection,
+        lambda: connection.exec_driver_sql(f"PRAGMA busy_timeout = {round(wait * 1000):d}"),
+        lambda: connection.exec_driver_sql(f"PRAGMA busy_timeout = {before:d}"),
+    )
 
 
 def _driver(connection: Connection) -> Any:
