@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, RootTransaction, TextClause, event
+from sqlalchemy import Connection, RootTransaction, TextClause, TextualSelect, event
 from sqlalchemy.exc import DBAPIError, PendingRollbackError, ResourceClosedError
 from sqlalchemy.orm import Session, SessionTransaction
 from sqlalchemy.schema import ExecutableDDLElement
@@ -217,10 +217,13 @@ def _watched(kind: Any) -> Any:
 
 def _may_end(statement: Any) -> bool:
     """Whether the statement may end the transaction and begin another one."""
+    if isinstance(statement, TextualSelect):
+        statement = statement.element
     if isinstance(statement, TextClause):
         statement = statement.text
     if isinstance(statement, str):
-        return not _CANNOT_END.match(statement)
+        # A driver may be set to send several statements at once.
+        return not _CANNOT_END.match(statement) or ";" in statement
     return isinstance(statement, ExecutableDDLElement)
 
 

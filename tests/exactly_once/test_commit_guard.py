@@ -7,6 +7,7 @@ from itertools import product
 from typing import Any
 
 import pytest
+from pymysql.constants import CLIENT
 from sqlalchemy import Connection, Engine, create_engine, event, insert, text
 from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
@@ -335,6 +336,11 @@ def commit_by_beginning(handle: Any) -> None:
     accounts.add(handle, amount=100)
 
 
+def roll_back_and_chain_with_columns(handle: Any) -> None:
+    """As a text of which SQLAlchemy knows the columns."""
+    handle.execute(text("ROLLBACK AND CHAIN").columns())
+
+
 BY_THE_DRIVER = [roll_back_by_the_driver, commit_by_the_driver]
 BY_CHAIN = [roll_back_and_chain, commit_and_chain]
 
@@ -344,6 +350,7 @@ BY_CHAIN = [roll_back_and_chain, commit_and_chain]
     [
         *product(["postgresql"], [*BY_THE_DRIVER, *BY_CHAIN], [True, False]),
         *product(BOTH_MYSQL, [commit_by_the_driver, *BY_CHAIN, commit_by_beginning], [False]),
+        ("mariadb", roll_back_and_chain_with_columns, False),
         *product(["sqlite"], BY_THE_DRIVER, [False]),
     ],
     indirect=["server"],
@@ -401,6 +408,17 @@ def test_a_body_that_ends_the_transaction_and_raises(
         assert decision.reason.startswith("TransactionEnded: the body ended the transaction")
     else:
         assert (decision.action, len(runs)) == (Action.ACK, 2)
+
+
+@on("mariadb")
+def test_several_statements_at_once(engine: Engine) -> None:
+    """A driver may be set to send a text with several statements: the first one does not tell all."""
+    options = {"client_flag": CLIENT.MULTI_STATEMENTS}
+    several = create_engine(engine.url, connect_args=options)
+    with pytest.raises(TransactionEnded):
+        deliver(several, lambda connection: _sql(connection, f"SELECT 1; ROLLBACK; BEGIN; {ADD}"))
+    several.dispose()
+    assert accounts.total(engine) == 0
 
 
 @on("mariadb")
