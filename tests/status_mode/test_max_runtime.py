@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from threading import Thread
 
 import pytest
 from sqlalchemy import Connection
@@ -49,6 +50,18 @@ def test_a_handler_that_hangs_loses_its_message(store: Store, *, heartbeat: bool
     record = stored(store)
     assert (record.status, record.owner, record.attempts_started) == (Status.CONSUMING, "worker", 2)
     assert record.token > claim.token
+
+
+@on("sqlite", fixture="place")
+def test_a_claim_whose_thread_has_ended(store: Store) -> None:
+    """A claim whose block is never left, and that something keeps, goes to another worker, too."""
+    inbox, kept = StatusInbox(CONSUMER, store=store, lease=LEASE, max_runtime=LONGEST), ExitStack()
+    thread = Thread(target=lambda: kept.enter_context(inbox.claim("a")))
+    thread.start()
+    thread.join()
+    wait_until(lambda: store.claim(request()).verdict is Verdict.NEW)
+    with pytest.raises(LeaseLost):
+        kept.close()
 
 
 @on("sqlite", fixture="place")
