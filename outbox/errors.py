@@ -11,6 +11,7 @@
     ├── DatabaseRefused                             the server rejects the role, password or database name
     ├── UnusableConnection   (InvalidRequestError)  no transaction to join, or one in two databases
     ├── NotAwaited           (RuntimeError)         a publish on an AsyncConnection was not awaited
+    ├── TransactionEnded                            something else ended a Session's transaction
     ├── AlreadyPublished                            the outbox knows the message's id
     ├── TablesMissing        (LookupError)          the outbox tables are not in this database
     ├── UnsafeDatabase                              a table cannot keep a promise: see `outbox.check`
@@ -32,6 +33,7 @@ from inbox_outbox_base.errors.outbox import (
     OutboxError,
     RelayRunning,
     TablesMissing,
+    TransactionEnded,
     UnsafeBroker,
     UnsafeDatabase,
     UnsafeSequence,
@@ -50,6 +52,7 @@ __all__ = [
     "OutboxError",
     "RelayRunning",
     "TablesMissing",
+    "TransactionEnded",
     "UnsafeBroker",
     "UnsafeDatabase",
     "UnsafeSequence",

@@ -42,6 +42,11 @@ class NotAwaited(OutboxError, inbox_errors.NotAwaited):
     refused. That of an AsyncSession writes it, unless it is SQL text."""
 
 
+class TransactionEnded(OutboxError, inbox_errors.TransactionEnded):
+    """A Session's transaction was ended by something else, or was about to: SQL text, DDL or the driver.
+    Earlier writes may be committed, but not the messages that the error names."""
+
+
 class AlreadyPublished(OutboxError):
     """The outbox knows a message with this id, and was asked to raise this instead of ignoring it."""
 

@@ -47,6 +47,9 @@ class Owed:
 
     what: str
     error: type[InboxError]
+    """Raised by a COMMIT that cannot write it."""
+    ended: type[TransactionEnded] = TransactionEnded
+    """Raised if something else has ended its transaction."""
     why: str = "not awaited, so not written"
     savepoint: int = 0
     """The number of the connection's innermost savepoint at the call."""
@@ -90,8 +93,8 @@ class _Debts:
         return [each for each in self.calls if each.is_due()]
 
     def refuse_ended(self, connection: Connection, when: str) -> None:
-        if self.is_ended(connection) and not self.is_undone:
-            raise _ended(self.due(), when)
+        if self.is_ended(connection) and not self.is_undone and (due := self.due()):
+            raise _ended(due, when)
 
     def note_error(self, connection: Connection, statement: Any, error: DBAPIError) -> None:
         """A text may have ended the transaction itself, before it failed."""
@@ -172,7 +175,7 @@ def _settle(connection: Connection) -> None:
     debts.refuse_ended(connection, "its COMMIT")
     calls = debts.due()
     if calls and debts.is_undone:
-        raise TransactionEnded(
+        raise calls[0].ended(
             f"the server rolled back the transaction because of an error, and with it {_named(calls)}"
         )
     _refuse([each for each in calls if each.prepare is None and each.write is None])
@@ -317,7 +320,7 @@ def _note_lost(connection: Connection) -> None:
 
 
 def _ended(owed: list[Owed], before: str) -> TransactionEnded:
-    return TransactionEnded(
+    return owed[0].ended(
         f"the transaction had ended before {before}, by SQL, DDL or the driver: what it wrote may be "
         f"committed, but not {_named(owed)}"
     )

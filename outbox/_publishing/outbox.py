@@ -11,7 +11,13 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session, scoped_session
 
 from inbox_outbox_base.checks import outbox_options
-from inbox_outbox_base.errors.outbox import InvalidOption, NotAwaited, UnusableConnection, WrongBucketCount
+from inbox_outbox_base.errors.outbox import (
+    InvalidOption,
+    NotAwaited,
+    TransactionEnded,
+    UnusableConnection,
+    WrongBucketCount,
+)
 from inbox_outbox_base.monitoring.events import Hook
 from inbox_outbox_base.transactions import failed_commit, unwritten
 from inbox_outbox_base.transactions.joining import database_to_join
@@ -193,7 +199,7 @@ class Outbox:
                 raises this, and is rolled back.
             NotAwaited: raised by the COMMIT of an AsyncConnection, by its close at the latest; on an
                 AsyncSession only by a COMMIT as SQL text.
-            inbox.errors.TransactionEnded: raised by a Session's next statement, COMMIT, rollback or close, if
+            TransactionEnded: raised by a Session's next statement, COMMIT, rollback or close, if
                 something else has ended its transaction: the message is not written.
             UnsafeDatabase: a table cannot keep a promise; `outbox.check` tells more.
         """
@@ -341,7 +347,7 @@ def _owing(connection: Connection | None, drafts: list[Draft], write: Writing) -
     """The same write, without which the connection does not commit."""
     if connection is None or not drafts:  # it has not been started
         return write
-    owed = unwritten.Owed(named(drafts), NotAwaited, savepoint=innermost(connection))
+    owed = unwritten.Owed(named(drafts), NotAwaited, TransactionEnded, savepoint=innermost(connection))
     pay = unwritten.owe(connection, owed)
 
     async def paid() -> None:

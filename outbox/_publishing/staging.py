@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from sqlalchemy import Connection
 
-from inbox_outbox_base.errors.inbox import TransactionEnded
+from inbox_outbox_base.errors.outbox import TransactionEnded
 from inbox_outbox_base.transactions import unwritten
 from inbox_outbox_base.transactions.savepoints import innermost
 from inbox_outbox_base.words.outgoing import Draft
@@ -26,7 +26,9 @@ def stage(connection: Connection, drafts: list[Draft], write: Write, savepoint: 
     if savepoint is None:
         savepoint = innermost(connection)
     why = "only the Session's own commit writes it"
-    owed = unwritten.Owed(named(drafts), TransactionEnded, why, savepoint, write=write, rows=drafts)
+    owed = unwritten.Owed(
+        named(drafts), TransactionEnded, TransactionEnded, why, savepoint, write=write, rows=drafts
+    )
     unwritten.owe(connection, owed)
 
 

@@ -10,9 +10,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, c
 
 from inbox import AsyncInbox
 from inbox.errors import NotAwaited as InboxNotAwaited
-from inbox.errors import TransactionEnded
+from inbox.errors import TransactionEnded as InboxTransactionEnded
 from outbox import Message, Outbox
-from outbox.errors import NotAwaited, TablesMissing, UnusableConnection
+from outbox.errors import NotAwaited, TablesMissing, TransactionEnded, UnusableConnection
 from tests.support import accounts
 from tests.support.accounts import Account
 from tests.support.cases import case
@@ -182,7 +182,7 @@ async def test_the_body_of_an_inbox_commits_nothing(shop: Database) -> None:
 
     with pytest.raises(NotAwaited):
         await handle(forgets)
-    with pytest.raises(TransactionEnded):
+    with pytest.raises(InboxTransactionEnded):
         await handle(ends_it)
     await handle(publishes)
     await engine.dispose()

@@ -10,8 +10,8 @@ from sqlalchemy import Engine, event, text
 from sqlalchemy.exc import IntegrityError, OperationalError, PendingRollbackError
 from sqlalchemy.orm import Session, sessionmaker
 
-from inbox.errors import TransactionEnded
 from outbox import Outbox
+from outbox.errors import TransactionEnded
 from tests.support import accounts
 from tests.support.accounts import Account
 from tests.support.on_servers import on, spread
