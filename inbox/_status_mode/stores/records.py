@@ -19,7 +19,9 @@ USED_UP = "its attempts are used up"
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DRAWN = 1_000_000
-"""A token is ahead of the last one, or of the clock, by at most so many microseconds."""
+"""How many tokens a drawn one is chosen from."""
+_SAME_INSTANT = 1_000
+"""A clock that is behind a token by fewer microseconds has not gone back: SQLite's has milliseconds."""
 
 LONGEST_HISTORY = 20
 """The most attempts in the history; the oldest are dropped first."""
@@ -271,9 +273,12 @@ def first_token(now: datetime) -> int:
 
 
 def _next_token(last: int, now: datetime) -> int:
-    """It grows even if the clock has gone back. It is drawn: if a failover loses a claim, the next one must
-    not get the token that the lost one's handler still has."""
-    return max(last, first_token(now)) + 1 + secrets.randbelow(_DRAWN)
+    """It grows even if the clock has gone back. Then it is drawn: if a failover has lost a claim, the next
+    one must not get the token that the lost one's handler still has."""
+    clock = first_token(now)
+    if clock > last:
+        return clock
+    return last + 1 + (secrets.randbelow(_DRAWN) if last - clock >= _SAME_INSTANT else 0)
 
 
 def remember(record: Record, error: str, at: datetime | None = None, *, by: str | None = None) -> str:
