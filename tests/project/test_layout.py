@@ -73,6 +73,7 @@ TWICE = {
     "MessageNotFound",
     "NotAwaited",
     "TablesMissing",
+    "TransactionEnded",
     "UnsafeDatabase",
     "UnusableConnection",
 }
