@@ -8,7 +8,6 @@ publisher gets the message. Beside it there is nothing, or one of the tenants be
 import threading
 import time
 from collections.abc import Sequence
-from itertools import count
 from statistics import median
 
 from sqlalchemy import Engine, text
@@ -17,12 +16,10 @@ from outbox import Envelope, Message, Outbox, Outcome, Relay, Unavailable, pause
 from outbox.schema import BUCKETS
 
 from ._measure import Grid, Report, figure, in_turn
+from ._outbox_healthy import HealthyTopic
 from ._outbox_lab import OutboxLab, running, settle
-from ._outbox_peer import age, pace, stamp
 from ._outbox_rows import ACCEPTED
 
-_RATE = 20
-"""Messages a second of the healthy topic."""
 _EVERYWHERE = 10 * BUCKETS
 """Messages that are very likely in every bucket."""
 _LIMIT = 120
@@ -43,30 +40,6 @@ _FILL = (
     " SELECT {key} % {buckets}, n::text, {topic}, 'k' || {key}, 'x', 'x', {state}, 'no'"
     " FROM generate_series(1, {many}) AS n"
 )
-
-
-class _Publisher:
-    """Accepts what is sent to the healthy topic."""
-
-    def __init__(self) -> None:
-        self.ages: list[float] = []
-        self.is_over = threading.Event()
-
-    def wait(self, messages: int) -> None:
-        """Wait until this many messages have come to the healthy topic."""
-        end = time.monotonic() + _LIMIT
-        while len(self.ages) < messages:
-            if time.monotonic() > end:
-                raise TimeoutError(f"{len(self.ages)} of {messages} messages came in {_LIMIT} seconds")
-            time.sleep(0.01)
-
-    def send(self, batch: Sequence[Envelope]) -> list[Outcome]:
-        if batch[0].topic == "healthy":
-            self.ages += [age(message.payload) for message in batch]
-            return [ACCEPTED] * len(batch)
-        if batch[0].topic.startswith("hangs"):
-            self.is_over.wait()
-        return [Unavailable("there is no leader")] * len(batch)
 
 
 def bounds(lab: OutboxLab) -> Report:
@@ -103,34 +76,29 @@ def bounds(lab: OutboxLab) -> Report:
 
 def _latency(engine: Engine, variant: str, many: int, lab: OutboxLab) -> float:
     """The median in milliseconds."""
-    numbers = count()
+    is_over = threading.Event()
 
-    def publish() -> None:
-        payload = stamp()
-        with engine.begin() as connection:
-            Outbox().publish(connection, "healthy", payload, f"order-{next(numbers)}")
+    def answer(batch: Sequence[Envelope]) -> list[Outcome]:
+        if batch[0].topic.startswith("hangs"):
+            is_over.wait()
+        return [Unavailable("there is no leader")] * len(batch)
 
-    publisher = _Publisher()
+    topic = HealthyTopic(_LIMIT, answer)
     if variant == "a paused topic":
         pause(engine, "paused")
-    with running(Relay(engine, publisher)):
+    with running(Relay(engine, topic)):
         try:
-            publish()
-            publisher.wait(1)
+            topic.publish(engine)
+            topic.wait(1)
             if variant in _MANY:
                 _fill(engine, variant, many)
             # Once messages of all buckets have come, the relay has read what was there.
-            publisher.ages.clear()
             for _ in range(_EVERYWHERE):
-                publish()
-            publisher.wait(_EVERYWHERE)
-            for messages in round(lab.lab.pause(_RATE)), round(_RATE * lab.sizes.seconds):
-                publisher.ages.clear()
-                pace(_RATE, messages, publish)
-                publisher.wait(messages)
+                topic.publish(engine)
+            topic.wait(_EVERYWHERE)
+            return median(topic.measure(engine, lab))
         finally:
-            publisher.is_over.set()
-    return 1_000 * median(publisher.ages)
+            is_over.set()
 
 
 def _fill(engine: Engine, variant: str, many: int) -> None:

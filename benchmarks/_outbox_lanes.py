@@ -6,7 +6,6 @@ message, while another topic has no messages, is slow, or is rejected.
 
 import time
 from collections.abc import Sequence
-from itertools import count
 from statistics import median, quantiles
 
 from sqlalchemy import Engine
@@ -14,42 +13,16 @@ from sqlalchemy import Engine
 from outbox import Envelope, Message, Outbox, Outcome, Relay, Unavailable
 
 from ._measure import Grid, Report, figure, in_turn
+from ._outbox_healthy import HealthyTopic
 from ._outbox_lab import OutboxLab, running
-from ._outbox_peer import age, pace, stamp
 from ._outbox_rows import ACCEPTED
 
-_RATE, _OTHERS = 20, 200
-"""Messages a second of the healthy topic, and messages that wait for the other one."""
+_OTHERS = 200
+"""Messages that wait for the other topic."""
 _SLOW = 3.0
 """Seconds of a slow send."""
 _LIMIT = 60
 _VARIANTS = ("alone", "beside a slow topic", "beside a rejected topic")
-
-
-class _Publisher:
-    """Accepts what is sent to the healthy topic; the other one is slow or rejected."""
-
-    def __init__(self, variant: str, slow: float) -> None:
-        self.ages: list[float] = []
-        self._is_slow = variant == "beside a slow topic"
-        self._slow = slow
-
-    def wait(self, messages: int) -> None:
-        """Wait until this many messages have come to the healthy topic."""
-        end = time.monotonic() + _LIMIT
-        while len(self.ages) < messages:
-            if time.monotonic() > end:
-                raise TimeoutError(f"{len(self.ages)} of {messages} messages came in {_LIMIT} seconds")
-            time.sleep(0.01)
-
-    def send(self, batch: Sequence[Envelope]) -> list[Outcome]:
-        if batch[0].topic == "healthy":
-            self.ages += [age(message.payload) for message in batch]
-            return [ACCEPTED] * len(batch)
-        if not self._is_slow:
-            return [Unavailable("there is no leader")] * len(batch)
-        time.sleep(self._slow)
-        return [ACCEPTED] * len(batch)
 
 
 def lanes(lab: OutboxLab) -> Report:
@@ -80,23 +53,18 @@ def lanes(lab: OutboxLab) -> Report:
 
 def _latency(engine: Engine, variant: str, lab: OutboxLab) -> tuple[float, float]:
     """Median and 99th percentile in milliseconds."""
-    numbers = count()
     if variant != "alone":
         with engine.begin() as connection:
-            drafts = [Message("other", b"x", f"other-{next(numbers)}") for _ in range(_OTHERS)]
+            drafts = [Message("other", b"x", f"other-{number}") for number in range(_OTHERS)]
             Outbox().publish_many(connection, drafts)
 
-    def publish() -> None:
-        payload = stamp()
-        with engine.begin() as connection:
-            Outbox().publish(connection, "healthy", payload, f"order-{next(numbers)}")
+    def answer(batch: Sequence[Envelope]) -> list[Outcome]:
+        if variant != "beside a slow topic":
+            return [Unavailable("there is no leader")] * len(batch)
+        time.sleep(lab.lab.pause(_SLOW))
+        return [ACCEPTED] * len(batch)
 
-    publisher = _Publisher(variant, lab.lab.pause(_SLOW))
-    with running(Relay(engine, publisher)):
-        # In the first ones connections are opened, and statements prepared.
-        for messages in round(lab.lab.pause(_RATE)), round(_RATE * lab.sizes.seconds):
-            publisher.ages.clear()
-            pace(_RATE, messages, publish)
-            publisher.wait(messages)
-    milliseconds = [1_000 * each for each in publisher.ages]
+    topic = HealthyTopic(_LIMIT, answer)
+    with running(Relay(engine, topic)):
+        milliseconds = topic.measure(engine, lab)
     return median(milliseconds), quantiles(milliseconds, n=100)[98]
