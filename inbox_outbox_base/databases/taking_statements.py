@@ -69,7 +69,7 @@ def find_many(tables: Tables) -> Select[Any]:
     c = tables.message.c
     keys: BindParameter[Any] = bindparam("keys", expanding=True)
     found = select(c.key, c.claim, c.digest).where(c.consumer == bindparam("consumer_"), c.key.in_(keys))
-    # No batch has so many keys; but a limit overrules MySQL's sql_select_limit.
+    # No batch has so many keys: the limit is there to overrule MySQL's sql_select_limit.
     return found.limit(literal_column("1000000"))
 
 

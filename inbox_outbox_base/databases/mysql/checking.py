@@ -67,9 +67,9 @@ _SESSION = text("""
            timestampdiff(SECOND, now(), sysdate()) AS behind
 """)
 _UNLIMITED = 2**32 - 1
-"""The least `sql_select_limit` that is none."""
+"""A larger `sql_select_limit`, or this one, limits nothing."""
 _OWN_TIME = 3_600
-"""From so many seconds on, `now()` differs from the server's clock because the session has set its time."""
+"""A session whose `now()` is so many seconds from the server's clock has set a time of its own."""
 _GALERA = text("SHOW VARIABLES LIKE 'wsrep_on'")
 _IS_READ_ONLY = text("SELECT @@global.read_only")
 _TABLES = {"BASE TABLE", "SYSTEM VERSIONED"}
@@ -101,14 +101,15 @@ class MySQLChecking(Checking):
 
     def session(self, connection: Connection) -> list[Finding]:
         found = connection.execute(_SESSION).one()
-        wrong = {
-            "sql_select_limit": f"={found.sql_select_limit} hides rows"
-            * (found.sql_select_limit < _UNLIMITED),
-            "sql_safe_updates": "=1 forbids statements of ours" * found.sql_safe_updates,
-            "timestamp": " is set, so times are wrong" * (abs(found.behind) >= _OWN_TIME),
-        }
+        wrong = []
+        if found.sql_select_limit < _UNLIMITED:
+            wrong.append(f"sql_select_limit={found.sql_select_limit} hides rows")
+        if found.sql_safe_updates:
+            wrong.append("sql_safe_updates=1 forbids statements of ours")
+        if abs(found.behind) >= _OWN_TIME:
+            wrong.append("timestamp is set, so times are wrong")
         to_do = "take it out of init_command, or of the server's configuration"
-        return [Finding("session", "refused", f"{name}{why}; {to_do}") for name, why in wrong.items() if why]
+        return [Finding("session", "refused", f"{each}; {to_do}") for each in wrong]
 
     def said(self, connection: Connection) -> list[Finding]:
         if ("wsrep_on", "ON") not in {tuple(row) for row in connection.execute(_GALERA)}:
