@@ -109,7 +109,7 @@ def _fill(engine: Engine, variant: str, many: int) -> None:
 
 
 def _relayed(lab: OutboxLab, name: str, topics: int) -> float:
-    """Seconds to relay a message of each of so many topics."""
+    """Seconds to relay one message of each topic."""
     with lab.outbox(name) as engine:
         with engine.begin() as connection:
             drafts = [Message(f"healthy {number}", b"x", f"k{number}") for number in range(topics)]

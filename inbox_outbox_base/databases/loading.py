@@ -47,8 +47,8 @@ class Loading(ABC):
     """Options of a temporary table."""
 
     locks_to_see = False
-    """Whether `take` names rows that a plain SELECT of the same transaction may not see: at REPEATABLE READ,
-    only a locking one reads what others have committed since the transaction began."""
+    """Whether only a locking SELECT sees all rows that `take` names: at REPEATABLE READ, a plain one does not
+    read what others have committed since the transaction began."""
 
     def isolation_level(self, wanted: str | None) -> str:
         """The isolation level to use if the options ask for this one."""
