@@ -120,6 +120,12 @@ class Hold(MessageLease):
         else:
             self.emit(EventKind.STEP_UNKNOWN, step=name, error=describe(error))
 
+    def halt_at(self, name: str, *, has_undo: bool) -> None:
+        """Part of the step may be committed, so it must not be repeated: the message halts when it fails."""
+        self.steps = self.steps.begun(name, has_undo=has_undo)
+        self._is_unsure = True  # the message's end records the step
+        self.emit(EventKind.STEP_UNKNOWN, step=name)
+
     def adopt(self, name: str, steps: Steps, *, sent: float, seconds: float) -> None:
         """A transaction has committed a step and renewed the lease; `sent` is when the renewal was sent."""
         self.steps = steps

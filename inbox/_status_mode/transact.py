@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, SessionTransaction
 
@@ -14,6 +14,7 @@ from inbox_outbox_base.calls import clock
 from inbox_outbox_base.databases.registry import database_of
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.blame import COMMIT, OWN
+from inbox_outbox_base.errors.groups import find
 from inbox_outbox_base.errors.inbox import (
     CommitLost,
     InvalidOption,
@@ -48,6 +49,7 @@ class StepTransaction:
         self._witness = os.urandom(16)
         self._process = os.getpid()
         self._is_watched = False
+        self._locked: object = None
         self._steps: Steps = hold.steps
         self._sent = clock.now()
 
@@ -60,7 +62,7 @@ class StepTransaction:
         """
         self._handle = handle
         with OWN:
-            transaction = handle.begin()
+            self._transaction: RootTransaction | SessionTransaction = handle.begin()
             self._connection = self._connected(handle)
             try:
                 database_to_join(self._connection)
@@ -70,13 +72,14 @@ class StepTransaction:
                 ) from None
             store, held = self._store, self._hold.held
             with self._bounded():
-                is_locked = store is None or store.lock(self._connection, held, self._witness)
-        if not is_locked:
+                if store is not None:
+                    self._locked = store.lock(self._connection, held, self._witness)
+        if store is not None and self._locked is None:
             self._hold.lose()
             raise LeaseLost(f"key={self._hold.held.key!r}: the claim is lost")
         self._hold.is_locked = True
         if store is not None:  # without a store nothing is written yet, so the transaction may not have begun
-            ending.watch(handle, self._connection, transaction)
+            ending.watch(handle, self._connection, self._transaction)
             self._is_watched = True
 
     def _connected(self, handle: Connection | Session) -> Connection:
@@ -120,15 +123,54 @@ class StepTransaction:
         self._hold.adopt(self._name, self._steps, sent=self._sent, seconds=seconds)
 
     def roll_back(self, error: BaseException) -> None:
-        """Roll back after this error, but only in the process that began the transaction."""
-        self.leave()
-        if forked.is_in(self._process):
-            if self._hold.is_locked:
-                # If the ROLLBACK cannot be sent, the pool must not hand this transaction to its next user.
-                failed_commit.watch(self._connection)
-            roll_back(self._handle, getattr(self, "_connection", None), error)
-        else:
+        """Roll back after this error, but only in the process that began the transaction.
+
+        Raises:
+            TransactionEnded: the body had committed; the message halts, because a part of the step happened.
+            StoreUnreachable: the body had ended the transaction, and nobody could be asked whether it
+                committed; the message halts.
+        """
+        if not forked.is_in(self._process):
+            self.leave()
             forked.abandon(self._handle)
+            return
+        is_over = self._is_over(error)
+        self.leave()
+        if self._hold.is_locked:
+            # If the ROLLBACK cannot be sent, the pool must not hand this transaction to its next user.
+            failed_commit.watch(self._connection)
+        roll_back(
+            self._handle,
+            getattr(self, "_connection", None),
+            error,
+            is_over=is_over and self._transaction.is_active,
+        )
+        if is_over:
+            self._check_not_committed(error)
+
+    def _is_over(self, error: BaseException) -> bool:
+        if not self._is_watched or not isinstance(error, Exception):
+            return False
+        return ending.is_over(self._handle, self._connection, self._transaction, error)
+
+    def _check_not_committed(self, error: BaseException) -> None:
+        """An error of the database may also have ended the transaction, and then nothing has committed."""
+        assert self._store is not None  # noqa: S101 - it is watched
+        self._handle.close()  # the pool may have no other connection
+        try:
+            with OWN:
+                has_committed = self._store.has_committed(self._hold.held, self._locked)
+        except StoreUnreachable:
+            self._hold.halt_at(self._name, has_undo=self._has_undo)
+            raise
+        if not has_committed:
+            return
+        self._hold.halt_at(self._name, has_undo=self._has_undo)
+        if find(error, TransactionEnded) is None:
+            raise TransactionEnded(
+                f"step={self._name!r}: the body ended the transaction and then raised an error: earlier "
+                "writes are committed"
+            ) from error
 
     def leave(self) -> None:
         """The body is over, whether it succeeded or failed."""

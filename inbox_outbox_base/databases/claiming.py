@@ -58,10 +58,20 @@ class Claiming:
                 if not codes.ends_wait(error):  # otherwise somebody has just locked it
                     raise
 
-    def lock(self, connection: Connection, tables: Tables, held: dict[str, Any]) -> bool:
-        """Lock the record against everybody else until the transaction ends; False if the claim is lost."""
+    def lock(self, connection: Connection, tables: Tables, held: dict[str, Any]) -> object:
+        """Lock the record against everybody else until the transaction ends.
+
+        Return what `has_committed` needs; None if the claim is lost.
+        """
         statement = claiming_statements.write(tables, frozenset({"claim"}), claiming_statements.HELD)
-        return connection.execute(statement, held).rowcount == 1
+        return held["claim"] if connection.execute(statement, held).rowcount == 1 else None
+
+    def has_committed(
+        self, connection: Connection, tables: Tables, where: dict[str, Any], locked: object
+    ) -> bool:
+        """Whether a transaction that has locked the record, and is over, has committed."""
+        _, found = self.look(connection, tables, where)
+        return found is not None and found["claim"] == locked
 
     def record_step(self, connection: Connection, tables: Tables, step: dict[str, Any]) -> bool:
         """In the same transaction, record a step; False if the transaction was undone in between."""

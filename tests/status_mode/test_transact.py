@@ -109,18 +109,32 @@ ENDINGS: dict[str, Callable[[Any], object]] = {
 }
 
 
-@each_on("sqlite", "end", [(name,) for name in ENDINGS], [("COMMIT as SQL",)])
-def test_a_body_that_ends_the_transaction_is_an_error(inbox: StatusInbox, end: str) -> None:
-    """A body that commits or rolls back itself raises TransactionEnded, and the step is not recorded."""
+@each_on("sqlite", "end", [(name,) for name in ENDINGS], [("COMMIT as SQL",), ("rollback",)])
+@pytest.mark.parametrize("then", ["return", "raise"])
+def test_a_body_that_ends_the_transaction_is_an_error(
+    engine: Engine, inbox: StatusInbox, end: str, then: str
+) -> None:
+    """A body that commits or rolls back itself raises TransactionEnded, also if it raises an error of its own
+    afterwards. If it has committed, the message halts, and no attempt commits the same writes again."""
 
     def body(connection: Any) -> None:
         accounts.add(connection)
         ENDINGS[end](connection)
+        if then == "raise":
+            fail()
 
-    with pytest.raises(TransactionEnded, match=r"^step='book'"):
-        deliver(inbox, lambda claim: claim.transact("book", body))
+    has_committed, errors = end != "rollback", []
+    for _ in range(2):
+        try:
+            deliver(inbox, lambda claim: claim.transact("book", body))
+        except TransactionEnded as error:
+            errors.append(str(error))
+    assert len(errors) == (1 if has_committed else 2 if then == "return" else 0)
+    assert all(error.startswith("step='book'") for error in errors)
     record = stored(inbox.store)
-    assert (record.status, record.steps) == (Status.FAILED, None)
+    assert record.status is (Status.HALTED if has_committed else Status.FAILED)
+    assert (record.pending_step or None) == ("book" if has_committed else None)
+    assert accounts.total(engine) == has_committed
 
 
 @on("sqlite")

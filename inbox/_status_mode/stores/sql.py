@@ -151,10 +151,18 @@ class SqlStore(Store):
     def now(self) -> datetime:
         return self._run(self._database.now)
 
-    def lock(self, connection: Connection, held: HeldRecord, witness: bytes) -> bool:
-        """Lock the record against everybody else until the caller's transaction ends; return False if the
-        claim is lost. A transaction that is rolled back leaves no `witness`."""
+    def lock(self, connection: Connection, held: HeldRecord, witness: bytes) -> object:
+        """Lock the record against everybody else until the caller's transaction ends; return what
+        `has_committed` needs, or None if the claim is lost. A transaction that is rolled back leaves no
+        `witness`."""
         return self._claiming.lock(connection, self.tables, rows.where(held) | {"claim": witness})
+
+    def has_committed(self, held: HeldRecord, locked: object) -> bool:
+        """Whether a transaction that has locked the record, and is over, has committed."""
+        where = {"consumer_": held.consumer, "key_": held.key}
+        return self._run(
+            lambda connection: self._claiming.has_committed(connection, self.tables, where, locked)
+        )
 
     def record_step(
         self,

@@ -20,6 +20,7 @@ from sqlalchemy import (
     func,
     null,
     select,
+    text,
     tuple_,
     update,
 )
@@ -46,6 +47,7 @@ from inbox_outbox_base.tables.inbox import Tables, utcnow
 
 from .marking import is_marked, mark
 
+_OUTCOME = text("SELECT pg_xact_status(CAST(CAST(:number AS text) AS xid8))")
 _ESCAPED = re.compile(rb"\\(?:([0-7]{3})|\\)")
 
 
@@ -101,8 +103,10 @@ def renew(tables: Tables) -> Update:
 
 @cache
 def lock(tables: Tables) -> Select[Any]:
-    """Lock the record of a claim that still holds it, and mark the transaction."""
-    return select(mark(witness(tables))).where(held(tables, HELD)).with_for_update(key_share=True)
+    """Lock the record of a claim that still holds it, and mark the transaction; return its number."""
+    number = cast(func.pg_current_xact_id(), Text)
+    marked = select(number, mark(witness(tables))).where(held(tables, HELD))
+    return marked.with_for_update(key_share=True)  # type: ignore[return-value]
 
 
 @cache
@@ -125,8 +129,14 @@ class PostgreSQLClaiming(Claiming):
     def renew(self, connection: Connection, tables: Tables, claims: dict[str, Any], lease: float) -> None:
         connection.execute(renew(tables), claims | {"lease": lease})
 
-    def lock(self, connection: Connection, tables: Tables, held: dict[str, Any]) -> bool:
-        return connection.execute(lock(tables), held).first() is not None
+    def lock(self, connection: Connection, tables: Tables, held: dict[str, Any]) -> object:
+        return connection.execute(lock(tables), held).scalar()
+
+    def has_committed(
+        self, connection: Connection, tables: Tables, where: dict[str, Any], locked: object
+    ) -> bool:
+        # The lock has written nothing that could prove it.
+        return connection.execute(_OUTCOME, {"number": locked}).scalar() == "committed"
 
     def record_step(self, connection: Connection, tables: Tables, step: dict[str, Any]) -> bool:
         return connection.execute(record_step(tables), step).rowcount == 1
@@ -144,8 +154,8 @@ def _fields(record: str) -> Fields:
     return found
 
 
-def _bytes(text: str) -> bytes:
+def _bytes(value: str) -> bytes:
     """Bytes as the server writes them, for any bytea_output."""
-    if text.startswith("\\x"):
-        return bytes.fromhex(text[2:])
-    return _ESCAPED.sub(lambda found: bytes([int(found[1], 8)]) if found[1] else b"\\", text.encode())
+    if value.startswith("\\x"):
+        return bytes.fromhex(value[2:])
+    return _ESCAPED.sub(lambda found: bytes([int(found[1], 8)]) if found[1] else b"\\", value.encode())
