@@ -80,6 +80,9 @@ class Taken:
     def __repr__(self) -> str:
         return f"Taken(verdict={self.verdict.name})"
 
+    def __bool__(self) -> bool:
+        return self.is_new
+
     @property
     def is_new(self) -> bool:
         """Whether to run the message: only if the verdict is `NEW`."""

@@ -26,6 +26,9 @@ class Work(Generic[C, S]):
     def __repr__(self) -> str:
         return f"Work(verdict={self._transaction.verdict.name})"
 
+    def __bool__(self) -> bool:
+        return self.is_new
+
     @property
     def session(self) -> S:
         """The transaction's ORM session, if it was begun with a sessionmaker or a scoped_session."""

@@ -58,6 +58,9 @@ class ClaimBase:
     def __repr__(self) -> str:
         return f"{type(self).__name__}(key={self.key!r}, verdict={self.verdict.name})"
 
+    def __bool__(self) -> bool:
+        return self.is_new
+
     @property
     def is_new(self) -> bool:
         """Whether to run the message."""

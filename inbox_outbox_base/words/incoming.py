@@ -45,7 +45,7 @@ def message_id(message: Any) -> str:
 
 
 class Verdict(StrEnum):
-    """What the inbox says about a message; exactly one value says "run it"."""
+    """What the inbox says about a message. Only `NEW` says "run it", and only `NEW` is true in an `if`."""
 
     NEW = "new"
     """Never taken before, or not completed: run it."""
@@ -61,6 +61,9 @@ class Verdict(StrEnum):
     """Its attempts are used up."""
     HALTED = "halted"
     """The outcome of one of its steps is unknown, and the step must not be repeated."""
+
+    def __bool__(self) -> bool:
+        return self is Verdict.NEW
 
 
 class Status(StrEnum):

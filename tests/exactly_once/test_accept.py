@@ -8,12 +8,13 @@ import pytest
 from sqlalchemy import Connection, create_engine, event, insert, select
 from sqlalchemy.orm import Session
 
-from inbox import Inbox, Retention, Verdict, migration
+from inbox import Inbox, Retention, SqlStore, Verdict, migration
 from inbox.errors import UnusableConnection
 from inbox.schema import tables
 from tests.support.cases import case
 from tests.support.database import Database
 from tests.support.on_servers import BOTH_MYSQL, on
+from tests.support.status_mode.stores import status_inbox
 
 pytestmark = pytest.mark.mysql
 
@@ -35,6 +36,26 @@ def test_a_message_is_new_once(migrated: Database) -> None:
         assert [inbox.accept(connection, "a") for _ in range(2)] == [NEW, DUPLICATE]
     with engine.begin() as connection:
         assert inbox.accept(connection, "a") is DUPLICATE
+
+
+def test_only_a_new_message_is_true(sqlite: Database) -> None:
+    """An `if` that forgets to name the verdict runs no duplicate, whatever the message was taken with."""
+    inbox, status, engine = Inbox("billing"), status_inbox(SqlStore(sqlite.engine())), sqlite.engine()
+    effects = []
+    for _ in range(2):
+        with engine.begin() as connection:
+            if inbox.accept(connection, "a"):
+                effects.append("accept")
+            if inbox.take(connection, "b"):
+                effects.append("take")
+        with Inbox("billing", on_refusal="return").transaction(engine, "c") as work:
+            if work:
+                effects.append("transaction")
+        with status.claim("d") as claim:
+            if claim:
+                effects.append("claim")
+    assert effects == ["accept", "take", "transaction", "claim"]
+    assert not any(verdict for verdict in Verdict if verdict is not NEW)
 
 
 def test_a_savepoint_takes_its_rows_with_it(migrated: Database) -> None:
