@@ -65,14 +65,34 @@ def _set_back(record: Any, set_back: Callable[[Any], object], driver_connection:
 
 
 def on_connection(
-    engine: Engine, work: Callable[[Connection], T], error: type[Exception] = UnusableConnection
+    engine: Engine,
+    work: Callable[[Connection], T],
+    error: type[Exception] = UnusableConnection,
+    *,
+    kept: list[Connection] | None = None,
+    keeps: Callable[[], bool] = lambda: False,
 ) -> T:
     """Call `work` on a connection. In a cancelled task it finishes first: otherwise the connection could stay
-    open without an owner, or never return to its pool."""
+    open without an owner, or never return to its pool.
+
+    Args:
+        engine: where to connect.
+        work: what to call.
+        error: what to raise for a connection with a setting that would damage our values.
+        kept: the connection of the last call, if that one kept it.
+        keeps: whether to keep the connection, after `work` has succeeded.
+    """
 
     def do() -> T:
-        with connected(engine, error) as connection:
-            return work(connection)
+        connection = kept.pop() if kept else connected(engine, error)
+        try:
+            result = work(connection)
+            if kept is not None and keeps():
+                kept.append(connection)
+            return result
+        finally:
+            if not kept:
+                connection.close()
 
     return uninterrupted(do) if engine.dialect.is_async else do()
 

@@ -115,7 +115,13 @@ class RelayLoop(ABC, Generic[E, P]):
         self._lanes = TopicLanes(self._settings.batch, MOST_FLIGHTS if self._settings.concurrent else 1)
         self._rounds = Rounds(self._settings, own.dialect.name, self._lanes)
         self._engine = own.execution_options(isolation_level=self._rounds.own_isolation)
-        around = Surroundings(self._rounds.committed, lambda: self._is_stopped, self._pause, self._aside)
+        around = Surroundings(
+            committed=self._rounds.committed,
+            is_stopped=lambda: self._is_stopped,
+            pause=self._pause,
+            aside=self._aside,
+            remembers=lambda: self._rounds.remembers,
+        )
         self._transactions = Transactions(self._engine, self._settings.tables, around)
         retiring = own.execution_options(isolation_level=self._rounds.retiring_isolation)
         self._retiring = Transactions(retiring, self._settings.tables, around)
@@ -369,9 +375,10 @@ class RelayLoop(ABC, Generic[E, P]):
     def _forget(self) -> None:
         self._flights.forget()
         self._rounds.forget()
+        self._transactions.close()
 
     def _do(self, work: Callable[[Connection], T], tries: int | None) -> T:
-        return self._transactions.do(work, tries)
+        return self._transactions.do(work, tries, is_round=True)
 
     def _aside(self, work: Callable[[], T]) -> T:
         """Call a function that may block for some seconds."""

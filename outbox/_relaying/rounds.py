@@ -149,6 +149,11 @@ class Rounds:
             self._database.note_gone(connection, [ALL_TOPICS])
         notify(connection, CHORES, self._tables.relay.schema)
 
+    @property
+    def remembers(self) -> bool:
+        """Whether there are messages that it has read and that have not left."""
+        return len(self._scanner.backlog) > 0
+
     def forget(self) -> None:
         """Reset to the state before joining."""
         self.epoch, self.expires, self.next_tend = 0, 0.0, 0.0

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, NullPool
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as SQLTimeoutError
 
@@ -42,6 +42,8 @@ class Surroundings:
     """Waits for some seconds, or until the relay is stopped."""
     aside: Callable[[Callable[[], Any]], Any]
     """Calls a function that may block for some seconds."""
+    remembers: Callable[[], bool]
+    """Whether the relay remembers messages, which a new connection would make it forget."""
 
 
 class Transactions:
@@ -52,12 +54,15 @@ class Transactions:
         self._tables = tables
         self._relay = relay
         self._has_connected = False
+        self._kept: list[Connection] | None = [] if isinstance(engine.pool, NullPool) else None
         remember(engine.url)
         self.place = place(engine.url)
         """Where the database is, for people to read."""
 
-    def do(self, work: Callable[[Connection], T], tries: int | None) -> T:
+    def do(self, work: Callable[[Connection], T], tries: int | None, *, is_round: bool = False) -> T:
         """Run one transaction; retry transient errors `tries` times, or until the relay stops if None.
+
+        With a `NullPool`, the relay's rounds keep their connection while the relay remembers messages.
 
         Raises:
             DatabaseRefused: the server rejects the login, and has never accepted it.
@@ -66,7 +71,13 @@ class Transactions:
         while True:
             for pause in pauses(tries or TRIES):
                 try:
-                    return on_connection(self._engine, partial(self._once, work), UnusableConnection)
+                    return on_connection(
+                        self._engine,
+                        partial(self._once, work),
+                        UnusableConnection,
+                        kept=self._kept if is_round else None,
+                        keeps=self._relay.remembers,
+                    )
                 except TROUBLE as error:
                     self._check_login(error)
                     if isinstance(error, DBAPIError) and not passes(error):
@@ -77,6 +88,11 @@ class Transactions:
                     if pause is None:
                         _log.warning("the database at %s does not answer: %s", self.place, reason(error))
                 self._relay.pause(2.0 if pause is None else pause)
+
+    def close(self) -> None:
+        """Close the connection that was kept."""
+        while self._kept:
+            self._kept.pop().close()
 
     def _once(self, work: Callable[[Connection], T], connection: Connection) -> T:
         self._has_connected = True

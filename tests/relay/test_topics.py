@@ -1,10 +1,14 @@
 """A topic that the broker is rejecting holds up itself and the keys of its messages, and nothing else."""
 
 import pytest
+from sqlalchemy import NullPool, event
 
 from outbox import Envelope, Message, Outbox, Outcome, Relay, Unavailable, Unknown
 from tests.support.database import Database
+from tests.support.on_servers import on
 from tests.support.outbox_publishers import ACCEPTED, TABLES, Recorder, count
+from tests.support.processes import wait_until
+from tests.support.relay.crashes import running
 
 
 def answer(outcome: Outcome) -> Recorder:
@@ -37,6 +41,26 @@ def test_other_topics_are_sent(postgres: Database, outcome: Outcome, with_keys: 
     assert count(engine, TABLES.message) == 3_000
     assert relay.run_once() == 0
     assert len(publisher.sent) - 50 - tried <= 10
+
+
+@on("sqlite")
+def test_without_a_pool(migrated: Database) -> None:
+    """A relay whose engine keeps no connections keeps one as long as it remembers messages, which it would
+    forget with it; otherwise it would read no further than the first scan. In the end it has closed it."""
+    engine = migrated.engine(poolclass=NullPool)
+    with engine.begin() as connection:
+        for topic, many in (("full", 500), ("free", 5)):
+            keys = (f"{topic}{number}" for number in range(many))
+            Outbox().publish_many(connection, [Message(topic, b"x", key) for key in keys])
+    opened: list[object] = []
+    closed: list[object] = []
+    event.listen(engine, "connect", lambda *each: opened.append(each))
+    event.listen(engine, "close", lambda *each: closed.append(each))
+    publisher = answer(Unavailable("the queue is full", retry_after=3_600))
+    with running(Relay(engine, publisher, batch=10)):
+        wait_until(lambda: len(publisher.accepted) == 5)
+    assert len(opened) == len(closed)
+    assert len(publisher.sent) < 50
 
 
 def test_it_is_tried_once_in_a_batch(postgres: Database) -> None:
