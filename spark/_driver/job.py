@@ -184,6 +184,15 @@ class Job:
                 total.rejected,
                 ended if self.settings.after else "",
             )
+        new = sum(each.counts.new for each in done if not each.replayed)
+        if self.settings.after and new and self.finished() is not None:
+            _log.warning(
+                "run %r, batch %d was finished before, with other rows: %d rows are new, and the statements "
+                "of `after` have not run again",
+                self.run,
+                self.settings.batch,
+                new,
+            )
         if total.mismatch:
             digest = self.settings.digest
             _log.warning("%d rows have a key that was taken with other values of %r", total.mismatch, digest)

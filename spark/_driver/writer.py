@@ -66,8 +66,8 @@ class InboxWriter:
             always recognised). For `foreach_batch` the default is the query's id, if Spark provides it.
         batch: the number of the batch in the run.
         ledger: "verify" reads a partition before treating it as committed; "trust" does the same until a job
-            has written the whole batch, and then skips that batch by its run and number; "off" keeps no
-            ledger.
+            has written the whole batch, and then skips that batch by its run and number, but not in a stream;
+            "off" keeps no ledger.
         atomicity: "partition", or "job" for all partitions or none, through one task.
         null_keys: "error", or "drop" to leave out and count rows without a key.
         digest: the column or columns whose content is compared when a key comes again. Their digest is stored
@@ -203,16 +203,13 @@ class InboxWriter:
         Returns:
             The `WriteReport`. Spark ignores it; your own function around this one can use it.
 
-        Raises: the errors of `write`; and InvalidOption for ledger="trust" if Spark does not provide the
-            query's id: after a lost checkpoint the numbers start over; and for an output mode other than
-            append, if Spark tells it, unless the results are an Upsert.
+        Raises: the errors of `write`; and InvalidOption for an output mode other than append, if Spark tells
+            it, unless the results are an Upsert.
         """
         settings = replace(self._settings(df), batch=batch_id)
+        if settings.ledger == "trust":  # a checkpoint that is put back or copied has the query's id, too
+            settings = replace(settings, ledger="verify")
         query = query_id(df)
-        if settings.ledger == "trust" and query is None:
-            raise InvalidOption(
-                "ledger='trust': Spark does not report this query's id, so its batches cannot be identified"
-            )
         _check_mode(output_mode(df, query), settings)
         run = ":".join(each for each in (settings.run, query) if each)
         return _write(df, settings, run or None)

@@ -90,6 +90,20 @@ def test_statements_before_and_after(migrated: Database, engine: Engine) -> None
 
 
 @on("postgresql")
+def test_other_rows_of_a_finished_batch(
+    migrated: Database, engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """New rows under the number of a finished batch are written, and a WARNING says that no statement has run
+    after them. A replay of the batch has none."""
+    write(migrated, [batch(("a", 1))], **USUAL)
+    assert write(migrated, [batch(("a", 1))], **USUAL).replayed == 1
+    assert not caplog.records
+    assert counts(write(migrated, [batch(("a", 1), ("b", 2))], **USUAL)) == {"new": 2}
+    assert loaded(engine, "after") == [1]
+    assert "1 rows are new, and the statements of `after` have not run again" in caplog.text
+
+
+@on("postgresql")
 def test_other_statements_are_other_work(migrated: Database, engine: Engine) -> None:
     """A finished batch that comes with another statement is finished anew, with its partitions recognised."""
     write(migrated, [batch(("a", 1))], run="r")
