@@ -33,13 +33,14 @@ class Audit:
     committed: int
     not_sent: int
     """Held, or waiting for a relay for longer than the grace; delayed messages wait from when they are
-    due."""
+    due, whether a relay has moved them or not."""
     dead: int
     not_taken: int
     """Sent longer ago than the grace, and not taken by the consumer."""
     on_the_way: int
     """Published or sent within the grace."""
     delayed: int
+    """Not due yet, or due within the grace."""
     taken: int
     """Taken by the consumer, even if still in the outbox because the send was not answered."""
     missing: tuple[Missing, ...]

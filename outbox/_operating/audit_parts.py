@@ -25,8 +25,8 @@ class Missing:
     id: str
     key: str | None
     state: str
-    """pending, waiting, unknown or held: not sent yet; dead: given up; sent: there is no record that it was
-    taken."""
+    """pending, waiting, unknown or held, or delayed and overdue: not sent yet; dead: given up; sent: there is
+    no record that it was taken."""
     since: datetime
     """When it was published, died or was sent; for a delayed message that was never sent, when it was due."""
     status: str | None
@@ -83,7 +83,8 @@ def unsent(connection: Connection, question: Question) -> UnsentAudit:
     """Audit the messages still in the outbox, where the database can compare them with the inbox."""
     places = question.outbox, question.inbox, question.key
     found = _counted(connection, statements.count_unsent(*places), question)
-    found.missing = _named(connection, statements.unsent(*places), question.given)
+    missing = _named(connection, statements.unsent(*places), question.given)
+    found.missing = _some(missing, question.given["limit_"])
     return found
 
 
@@ -138,10 +139,10 @@ def _counted(connection: Connection, statement: Executable, question: Question) 
     found = {row.place: row for row in connection.execute(statement, question.given)}
     line, dead, delayed = (found[table.name] for table in (tables.message, tables.dead, tables.delayed))
     return UnsentAudit(
-        late=line.late,
+        late=line.late + delayed.late,
         recent=line.untaken - line.late,
         dead=dead.untaken,
-        delayed=delayed.messages,
+        delayed=delayed.messages - delayed.late,
         taken=line.messages - line.untaken + dead.messages - dead.untaken,
     )
 

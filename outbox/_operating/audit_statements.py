@@ -15,7 +15,6 @@ from sqlalchemy import (
     bindparam,
     case,
     exists,
-    false,
     func,
     literal,
     or_,
@@ -84,8 +83,13 @@ def _may_be_taken(table: Table) -> ColumnElement[bool]:
 
 
 def _is_late(table: Table) -> ColumnElement[bool]:
-    """Whether a message that waits for a relay should have been sent by now."""
-    return or_(table.c.state == "held", ~_is_recent(since(table)))
+    """Whether a message that waits for a relay should have been sent by now, or moved there."""
+    c = table.c
+    return (
+        ~_is_recent(c.available_at)
+        if "available_at" in c
+        else or_(c.state == "held", ~_is_recent(since(table)))
+    )
 
 
 @cache
@@ -99,7 +103,7 @@ def count_unsent(tables: OutboxTables, inbox: Tables | None, key: str) -> Compou
     for table, late in (
         (tables.message, _is_late(tables.message)),
         (tables.dead, true()),
-        (tables.delayed, false()),
+        (tables.delayed, _is_late(tables.delayed)),
     ):
         source: FromClause = table
         untaken: ColumnElement[bool] = true()
@@ -118,11 +122,11 @@ def count_unsent(tables: OutboxTables, inbox: Tables | None, key: str) -> Compou
 
 @cache
 def unsent(tables: OutboxTables, inbox: Tables | None, key: str) -> Select[Any]:
-    """Some overdue and some dead messages that were not taken.
+    """Some overdue messages, among them delayed ones, and some dead ones that were not taken.
 
     Without an inbox, messages that were sent without an answer are left out.
     """
-    message, dead = tables.message, tables.dead
+    message, dead, delayed = tables.message, tables.dead, tables.delayed
     status: ColumnElement[Any] = literal(None, String) if inbox is None else inbox.status.c.status
     found = (
         _found(message, state_of(message), since(message), status)
@@ -143,6 +147,13 @@ def unsent(tables: OutboxTables, inbox: Tables | None, key: str) -> Select[Any]:
             else each.select_from(_beside(table, inbox, key, own)).where(_is_untaken(inbox))
         )
         parts.append(select(chosen.subquery()))
+    overdue = (
+        _found(delayed, literal("delayed", String), delayed.c.available_at, literal(None, String))
+        .add_columns(literal(0).label("place"), literal(0).label("line"))
+        .where(_of_topic(delayed), _is_late(delayed))
+        .order_by(delayed.c.available_at)
+    )
+    parts.append(select(overdue.subquery()))
     both = union_all(*parts).subquery()
     named = (both.c[name] for name in ("id", "key", "state", "since", "status"))
     return select(*named).order_by(both.c.place, both.c.line, both.c.id)

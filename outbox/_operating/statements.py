@@ -303,6 +303,13 @@ def can_leave(tables: OutboxTables, *, of_bucket: bool, across: bool) -> Select[
 
 
 @cache
+def oldest_due(tables: OutboxTables) -> Select[Any]:
+    """When the delayed message that is due for the longest time was due; None if none is."""
+    due = tables.delayed.c.available_at
+    return select(func.min(due, type_=due.type)).where(due <= select(utcnow()).scalar_subquery())
+
+
+@cache
 def is_due(tables: OutboxTables) -> Select[Any]:
     """One delayed message, if there is any, that is due. It looks in all existing buckets."""
     c = tables.delayed.c

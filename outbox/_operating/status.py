@@ -68,8 +68,9 @@ class OutboxStatus:
     estimated: tuple[str, ...]
     """Names of the counts that are estimates."""
     oldest_age: float | None
-    """The age in seconds of the oldest pending, waiting or unknown message. It counts from its publication;
-    for a delayed message that was never sent, from when it was due. None if there is no such message."""
+    """The age in seconds of the oldest pending, waiting or unknown message, or of a delayed one that is due
+    and that no relay has moved. It counts from its publication; for a delayed message that was never sent,
+    from when it was due. None if there is no such message."""
     relays: tuple[RelayStatus, ...]
     buckets: int
     """The number of buckets for new messages."""
@@ -186,6 +187,8 @@ class _Line:
                 self._estimate(most, total)
             else:
                 self._count_all()
+        overdue = connection.execute(statements.oldest_due(tables)).scalar_one()
+        self._since += [] if overdue is None else [overdue]
         now = connection.execute(clock()).scalar_one()
         self.oldest_age = (now - min(self._since)).total_seconds() if self._since else None
 

@@ -14,7 +14,15 @@ from outbox import Audit, Refused, Relay, Unavailable, Unknown
 from outbox.errors import InvalidOption, TablesMissing
 from tests.support.database import Database
 from tests.support.on_servers import WITH_WRITERS, on
-from tests.support.outbox_publishers import Recorder, due_unsent, let_leases_end, name_of, publish, relay
+from tests.support.outbox_publishers import (
+    Recorder,
+    due_unmoved,
+    due_unsent,
+    let_leases_end,
+    name_of,
+    publish,
+    relay,
+)
 
 CONSUMER = "billing"
 COUNTS = ("not_sent", "dead", "not_taken", "on_the_way", "delayed", "taken")
@@ -91,15 +99,19 @@ def test_messages_within_the_grace_are_not_missing(engine: Engine) -> None:
     assert counts(audit(engine, grace=timedelta(hours=1))) == {"on_the_way": 1, "not_sent": 1}
 
 
-@on("sqlite")
-def test_a_delayed_message_has_its_grace_from_its_due_time(engine: Engine) -> None:
+@pytest.mark.parametrize("state", ["pending", "delayed"])
+def test_a_delayed_message_has_its_grace_from_its_due_time(engine: Engine, state: str) -> None:
     """The grace of a delayed message starts when it is due, however long the delay was; when the grace is
-    over, the message is missing."""
-    due = due_unsent(engine, "a1", hours=1.5, ago=0.5)
-    assert counts(audit(engine, grace=timedelta(hours=1))) == {"on_the_way": 1}
+    over, the message is missing, also if no relay runs that would move it."""
+    make = due_unsent if state == "pending" else due_unmoved
+    due = make(engine, "a1", hours=1.5, ago=0.5)
+    in_time = counts(audit(engine, grace=timedelta(hours=1)))
+    assert in_time == {"on_the_way" if state == "pending" else "delayed": 1}
     found = audit(engine, grace=timedelta(minutes=10))
     assert counts(found) == {"not_sent": 1}
-    assert [(each.state, each.since) for each in found.missing] == [("pending", due)]
+    assert [(each.state, each.since) for each in found.missing] == [(state, due)]
+    publish(engine, "b1", delay=3_600)
+    assert counts(audit(engine, grace=0)) == {"not_sent": 1, "delayed": 1}
 
 
 def test_messages_of_status_table_mode(engine: Engine) -> None:

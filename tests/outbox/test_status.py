@@ -11,6 +11,7 @@ from tests.support.on_servers import on
 from tests.support.outbox_publishers import (
     TABLES,
     Recorder,
+    due_unmoved,
     due_unsent,
     let_leases_end,
     name_of,
@@ -108,6 +109,18 @@ def test_the_oldest_message(engine: Engine) -> None:
     age = outbox.status(engine).oldest_age
     assert age is not None
     assert 0 <= age < 300
+
+
+def test_a_message_that_is_due_and_that_no_relay_moves(engine: Engine) -> None:
+    """The oldest age is also that of a delayed message that is due: without a relay, nothing moves it."""
+    publish(engine, "a1", delay=3_600)
+    assert outbox.status(engine).oldest_age is None
+    due_unmoved(engine, "a2", hours=24, ago=0.5)
+    for each in (None, 1):
+        found = outbox.status(engine, count_up_to=each)
+        assert found.delayed == 2
+        assert found.oldest_age is not None
+        assert 1_800 <= found.oldest_age < 3_600
 
 
 def test_a_message_that_was_delayed_and_is_due(engine: Engine) -> None:

@@ -113,13 +113,19 @@ def publish(engine: Engine, *names: str, topic: str = "orders", **options: Any) 
 def due_unsent(engine: Engine, *names: str, hours: float, ago: float) -> datetime:
     """Publish messages with a delay of `hours` that ended `ago` hours ago, and that were not sent because
     their topic is paused; return the time when they were due."""
+    due = due_unmoved(engine, *names, hours=hours, ago=ago)
+    pause(engine)
+    relay(engine, Recorder())
+    return due
+
+
+def due_unmoved(engine: Engine, *names: str, hours: float, ago: float) -> datetime:
+    """The same without a relay."""
     publish(engine, *names, delay=3_600)
     with engine.begin() as connection:
         due: datetime = connection.execute(clock()).scalar_one() - timedelta(hours=ago)
         past = {"available_at": due, "created_at": due - timedelta(hours=hours)}
         connection.execute(update(TABLES.delayed).values(past))
-    pause(engine)
-    relay(engine, Recorder())
     return due
 
 
