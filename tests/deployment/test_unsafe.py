@@ -409,15 +409,30 @@ CHANGED = {
             "foreign key to o refuses",
         ),
         "outbox_sent": ("CREATE UNIQUE INDEX u_{0} ON {0} (lower(id))", "unique key u_"),
+        "outbox_gone": (
+            "DROP TABLE {0}\nCREATE TABLE {0} (topic TEXT PRIMARY KEY, gone_at DATETIME) WITHOUT ROWID",
+            "WITHOUT ROWID",
+        ),
     },
 }
 """By table: statements about the table {0}, and what is said about it."""
+AS_OTHERS_WRITE = {
+    "postgresql": (
+        "ALTER TABLE inbox_ledger ALTER committed_at TYPE timestamp(6) with time zone\n"
+        "DO $$ BEGIN IF current_setting('server_version_num')::int >= 170000 THEN "
+        'ALTER TABLE inbox_ledger ALTER consumer TYPE text COLLATE "pg_c_utf8"; END IF; END $$'
+    ),
+    "sqlite": (
+        "ALTER TABLE outbox_relay DROP COLUMN keeps_sent\n"
+        "ALTER TABLE outbox_relay ADD COLUMN keeps_sent INTEGER"
+    ),
+}
 
 
 @on("postgresql", "mariadb", "mysql", "sqlite")
 def test_columns_and_keys(migrated: Database) -> None:
     """Columns that could change a value, and keys that could refuse a row, are named. A further key that
-    holds the columns of ours is right, and a column that is wider."""
+    holds the columns of ours is right, and a column that is wider, or as other tools write it."""
     engine = migrated.engine()
     changes = CHANGED["mariadb" if migrated.name == "mysql" else migrated.name]
     execute(engine, "CREATE UNIQUE INDEX harmless ON outbox_bucket (generation, bucket)")
@@ -425,6 +440,7 @@ def test_columns_and_keys(migrated: Database) -> None:
         alter = "ALTER" if migrated.name == "postgresql" else "MODIFY"
         kind = "TYPE bigint" if migrated.name == "postgresql" else "bigint NOT NULL"
         execute(engine, f"ALTER TABLE outbox_message {alter} attempts {kind}")
+    execute(engine, AS_OTHERS_WRITE.get(migrated.name, ""))
     for table, (script, _) in changes.items():
         execute(engine, script.format(table))
     found = refused(inbox.check(engine)) | refused(outbox.check(engine))

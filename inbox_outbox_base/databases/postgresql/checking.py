@@ -92,14 +92,17 @@ _FOUND = text("""
                 WHERE i.indrelid = ANY(tree.parts) AND (i.indisunique OR i.indisexclusion)) AS unique_keys,
                ARRAY(SELECT o.conname::text FROM pg_constraint o
                      WHERE o.conrelid = c.oid AND o.contype = 'f') AS references_others,
-               -- 100 is the database's own collation. Servers before PostgreSQL 15 have no provider.
+               -- 100 is the database's own collation, whose provider PostgreSQL 14 does not name. Those that
+               -- the server itself provides (b) compare bytes.
                (SELECT jsonb_agg(jsonb_build_array(
                     a.attname, format_type(coalesce(nullif(y.typbasetype, 0), y.oid),
                                            CASE WHEN y.typbasetype = 0 THEN a.atttypmod ELSE y.typtypmod END),
-                    l.collname IN ('C', 'POSIX', 'ucs_basic') OR l.oid = 100 AND EXISTS (
-                        SELECT FROM pg_database d WHERE d.datname = current_database()
-                        AND d.datcollate IN ('C', 'POSIX')
-                        AND coalesce(to_jsonb(d) ->> 'datlocprovider', 'c') = 'c')))
+                    l.collname IN ('C', 'POSIX', 'ucs_basic') OR l.collprovider = 'b'
+                    OR l.oid = 100 AND EXISTS (
+                        SELECT FROM pg_database d,
+                        LATERAL coalesce(to_jsonb(d) ->> 'datlocprovider', 'c') AS its (provider)
+                        WHERE d.datname = current_database() AND (its.provider = 'b'
+                        OR its.provider = 'c' AND d.datcollate IN ('C', 'POSIX')))))
                 FROM pg_attribute a JOIN pg_type y ON y.oid = a.atttypid
                 LEFT JOIN pg_collation l ON l.oid = a.attcollation
                 WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped) AS columns,
@@ -254,7 +257,7 @@ def _holds(declared: str, there: str) -> bool:
         return there in _WHOLE[_WHOLE.index(declared.lower()) :]
     if declared.startswith(("TEXT", "VARCHAR")):
         return there == "text" or there.startswith("character varying")
-    return there == declared.lower()
+    return there.replace("timestamp(6)", "timestamp") == declared.lower()  # six digits are all that there are
 
 
 def _numbering(row: Row[Any]) -> Iterator[Finding]:

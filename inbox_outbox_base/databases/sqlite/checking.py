@@ -61,6 +61,7 @@ _QUOTED = re.compile(r"""'((?:[^']|'')*)'|"((?:[^"]|"")*)"|`((?:[^`]|``)*)`|\[([
 _AFTER = re.compile(r"CREATE (?:TEMP(?:ORARY)? )?TRIGGER (?:IF NOT EXISTS )?(?:\S+ ?\. ?)?[^\s.]+ AFTER ")
 _ENDS_QUIETLY = re.compile(r"\bRAISE ?\( ?IGNORE\b")
 _WRITES = r"\b(?:DELETE FROM|(?:UPDATE|INTO)(?: OR \w+)?) (?:\w+ ?\. ?)?{table}\b"
+_WITHOUT_ROWS = re.compile(r"\)[^()]*\bWITHOUT ROWID\b[^()]*$")
 """In text without comments, quotes and capitals."""
 
 
@@ -93,6 +94,9 @@ def _problems(table: Table, dialect: Dialect, found: dict[str, list[Row[Any]]]) 
         yield refused(table.name, "it is a temporary table", "drop it, so that the real one is found")
     if any(row.detail.upper().startswith("CREATE VIRTUAL") for row in found["table"]):
         yield refused(table.name, "it is a virtual table", "create it with `inbox-outbox migrate`")
+    if any(_WITHOUT_ROWS.search(_plain(row.detail)) for row in found["table"]):
+        why = "it is a table WITHOUT ROWID, of which purges and audits cannot read the next rows"
+        yield refused(table.name, why, "create it with `inbox-outbox migrate`")
     if any(row.name == "off" for row in found["journal"]):
         why = "journal_mode=OFF, so a rollback undoes nothing for sure"
         yield refused(table.name, why, "set journal_mode to WAL or DELETE on each connection")
@@ -115,9 +119,8 @@ def _columns(index: Sequence[Row[Any]]) -> dict[str, frozenset[str | None]]:
 
 def _holds(declared: str, there: str) -> bool:
     """A column's type only says what it prefers: one that prefers numbers takes the text 007 for 7."""
-    return bool(there) and (
-        _affinity(there) == _affinity(declared) or (declared == "DATETIME" and _affinity(there) == "TEXT")
-    )
+    also = {"DATETIME": "TEXT", "BOOLEAN": "INTEGER"}.get(declared)
+    return bool(there) and _affinity(there) in (_affinity(declared), also)
 
 
 def _affinity(kind: str) -> str:
