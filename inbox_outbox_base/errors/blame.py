@@ -9,7 +9,7 @@ from types import TracebackType
 from sqlalchemy.exc import InternalError, OperationalError
 
 from . import codes, groups
-from .inbox import LeaseLost, PolicyConflict, TablesMissing, UnsafeDatabase
+from .inbox import LeaseLost, PolicyConflict, TablesMissing, TransactionEnded, UnsafeDatabase
 
 _MARK = "_raised_by_the_inbox"
 
@@ -19,7 +19,10 @@ class _Own:
 
     def mark(self, error: BaseException) -> None:
         """The same without a block, which would cost each message half a microsecond."""
-        if isinstance(error, Exception) and not codes.is_aftermath(error):
+        # A statement of ours finds that the body has ended the transaction: that is the body's error.
+        if isinstance(error, TransactionEnded) or codes.is_aftermath(error):
+            return
+        if isinstance(error, Exception):
             setattr(error, _MARK, True)
 
     def __enter__(self) -> None:

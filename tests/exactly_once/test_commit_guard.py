@@ -373,23 +373,33 @@ def test_a_body_that_begins_another_transaction(
     assert accounts.total(engine) == 1
 
 
+def raise_passing(_: Any) -> None:
+    raise TransientError
+
+
+def take_another(handle: Any) -> None:
+    Inbox("other").accept(handle, "b")
+
+
 @pytest.mark.parametrize(
-    ("server", "end", "use_session"),
+    ("server", "end", "then", "use_session"),
     [
-        ("sqlite", commit, False),
-        ("sqlite", commit, True),
-        ("sqlite", roll_back, True),
-        ("sqlite", roll_back_by_sql, False),
-        ("postgresql", commit_by_the_driver, False),
-        ("mariadb", commit_by_beginning, False),
+        ("sqlite", commit, raise_passing, False),
+        ("sqlite", commit, raise_passing, True),
+        ("sqlite", commit, take_another, False),
+        ("sqlite", roll_back, raise_passing, True),
+        ("sqlite", roll_back_by_sql, raise_passing, False),
+        ("postgresql", commit_by_the_driver, raise_passing, False),
+        ("mariadb", commit_by_beginning, raise_passing, False),
     ],
     indirect=["server"],
 )
 def test_a_body_that_ends_the_transaction_and_raises(
-    engine: Engine, end: Callable[[Any], None], *, use_session: bool
+    engine: Engine, end: Callable[[Any], None], then: Callable[[Any], None], *, use_session: bool
 ) -> None:
-    """If a body has committed and then raises, even a passing error, the message is not tried again, by the
-    handler or by the broker: it would be a duplicate, and the rest would be lost. After a rollback it is."""
+    """If a body has committed and then raises, even a passing error or one of an inbox, the message is not
+    tried again, by the handler or by the broker: it would be a duplicate, and the rest would be lost. After a
+    rollback it is."""
     narrow, runs = create_engine(engine.url, pool_size=1, max_overflow=0), []
 
     @INBOX.handler(sessionmaker(narrow) if use_session else narrow, key=str)
@@ -398,14 +408,14 @@ def test_a_body_that_ends_the_transaction_and_raises(
         accounts.add(handle)
         if len(runs) == 1:
             end(handle)
-            raise TransientError
+            then(handle)
 
     decision = INBOX.listener().decide([KEY], body)[0]
     narrow.dispose()
     assert accounts.total(engine) == 1
     if end.__name__.startswith("commit"):
         assert (decision.action, len(runs)) == (Action.DEAD_LETTER, 1)
-        assert decision.reason.startswith("TransactionEnded: the body ended the transaction")
+        assert decision.reason.startswith("TransactionEnded: the ")
     else:
         assert (decision.action, len(runs)) == (Action.ACK, 2)
 
