@@ -46,6 +46,10 @@ class Loading(ABC):
     temporary: Mapping[str, Any] = {}
     """Options of a temporary table."""
 
+    keeps_temporary = False
+    """Whether a temporary table that is dropped keeps its locks until the transaction ends, so that it is
+    emptied instead."""
+
     locks_to_see = False
     """Whether only a locking SELECT sees all rows that `take` names: at REPEATABLE READ, a plain one does not
     read what others have committed since the transaction began."""
@@ -162,8 +166,9 @@ class Loading(ABC):
         """From here on, check constraints with each statement that could wait for the COMMIT."""
 
     @abstractmethod
-    def drop_temporary(self, connection: Connection, name: str) -> None:
-        """Drop a temporary table, if it exists."""
+    def clear_temporary(self, connection: Connection, name: str, *, is_large: bool) -> None:
+        """Empty a temporary table if this `keeps_temporary`; else drop it, if it exists. A large one has had
+        many rows."""
 
     def beside_others(self, connection: Connection, insert: Callable[[], int]) -> int:
         """The result of an INSERT, which is repeated if other writers commit its keys meanwhile."""

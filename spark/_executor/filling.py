@@ -14,24 +14,39 @@ from . import sinks
 from .columns import fitted
 from .destinations import Destination, destinations
 
+_MANY = 10_000
+"""After so many rows, deleted ones make a temporary table slow to read."""
+
 
 class Filling:
-    """The sinks of all targets, for rows of one schema."""
+    """The sinks of all targets, for rows of one schema. If it `is_repeated`, `again` is called each time
+    before rows are added."""
 
     def __init__(
-        self, connection: Connection, database: Loading, settings: WriterSettings, schema: pa.Schema
+        self,
+        connection: Connection,
+        database: Loading,
+        settings: WriterSettings,
+        schema: pa.Schema,
+        *,
+        is_repeated: bool = False,
     ) -> None:
         self._connection = connection
         self._database = database
+        self._rows = 0
         self._targets = [
             (each, fitted(connection, database, each, each.schema(schema)))
             for each in destinations(settings, schema)
         ]
         self._sinks = self._begun()
+        self._has_tables = is_repeated and database.keeps_temporary
+        if self._has_tables:
+            for _, _, sink in self._sinks:
+                sink.prepare()
         self.updated = 0
         """How many rows of the targets an Upsert has updated, so far."""
 
-    def _begun(self) -> list[tuple[Destination, Sequence[Column], sinks.Sink]]:
+    def _begun(self, *, has_tables: bool = False) -> list[tuple[Destination, Sequence[Column], sinks.Sink]]:
         found: list[tuple[Destination, Sequence[Column], sinks.Sink]] = []
         is_staged = False
         for number, (each, columns) in enumerate(self._targets):
@@ -44,19 +59,24 @@ class Filling:
                 columns,
                 _name(number),
                 may_be_straight=not is_staged,
+                has_table=has_tables,
             )
             is_staged = isinstance(sink, sinks.Staged)
             found.append((each, columns, sink))
         return found
 
     def again(self) -> None:
-        """Begin anew, for other rows, after `finish` or an error."""
-        for number in range(len(self._targets)):
-            self._database.drop_temporary(self._connection, _name(number))
-        self._sinks = self._begun()
+        """Begin anew, for other rows."""
+        is_large = self._rows > _MANY
+        for number, (_, _, sink) in enumerate(self._sinks):
+            if sink.may_stage:
+                self._database.clear_temporary(self._connection, _name(number), is_large=is_large)
+        self._rows = 0 if is_large else self._rows
+        self._sinks = self._begun(has_tables=self._has_tables)
 
     def add(self, rows: pa.Table) -> None:
         """Add new rows."""
+        self._rows += rows.num_rows
         for destination, columns, sink in self._sinks:
             part = destination.rows(rows)
             if part.num_rows:

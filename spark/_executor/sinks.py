@@ -57,6 +57,12 @@ class Sink(ABC):
     def finish(self) -> None:
         """End adding rows."""
 
+    def prepare(self) -> None:  # noqa: B027 - only some need a table
+        """Create the temporary table, which all later sinks with `has_table` use."""
+
+    may_stage = False
+    """Whether it may need the temporary table."""
+
     applied = 0
     """With inbox="table": how many rows were new to the target."""
 
@@ -84,6 +90,8 @@ class DirectSink(Sink):
 class Staged(Sink):
     """Writes to a temporary table, which SQL statements then read."""
 
+    may_stage = True
+
     def __init__(
         self,
         connection: Connection,
@@ -91,24 +99,26 @@ class Staged(Sink):
         settings: WriterSettings,
         columns: Sequence[Column],
         name: str,
+        *,
+        has_table: bool = False,
     ) -> None:
         self._connection = connection
         self._database = database
         self._settings = settings
         self._columns = columns
         self._name = name
+        self._has_table = has_table
         self._rows = 0
         self._has_nulls = False
 
-    def create(self) -> None:
-        """Create the temporary table."""
+    def prepare(self) -> None:
         how = self._settings.results
         compared = (*how.key, how.version) if isinstance(how, Upsert) else ()
         create_new_rows(self._connection, self._database, self._columns, self._name, compared)
 
     def add(self, rows: pa.Table) -> None:
-        if self._rows == 0:
-            self.create()
+        if self._rows == 0 and not self._has_table:
+            self.prepare()
         self._rows += rows.num_rows
         how = self._settings.results
         if isinstance(how, Upsert):
@@ -176,11 +186,16 @@ class FallbackSink(Sink):
     """Writes to a target that rejects duplicates itself: to the target until the first duplicate; after that
     to another sink."""
 
+    may_stage = True
+
     def __init__(self, connection: Connection, database: Loading, straight: Sink, other: Sink) -> None:
         self._connection = connection
         self._database = database
         self._straight: Sink | None = straight
         self._other = other
+
+    def prepare(self) -> None:
+        self._other.prepare()
 
     def add(self, rows: pa.Table) -> None:
         if self._straight is None or not self._is_written(self._straight, rows):
@@ -214,9 +229,10 @@ def sink_for(
     name: str = NEW_ROWS,
     *,
     may_be_straight: bool = True,
+    has_table: bool = False,
 ) -> Sink:
-    """The fastest sink that changes no value; `name` names its temporary table."""
-    staged = Staged(connection, database, settings, columns, name)
+    """The fastest sink that changes no value; `name` names its temporary table, which may be there."""
+    staged = Staged(connection, database, settings, columns, name, has_table=has_table)
     if (
         may_be_straight
         and isinstance(settings.results, Append)
@@ -243,7 +259,7 @@ def check(
     key = settings.key if settings.inbox == "table" else None
     try:
         if not isinstance(sink_for(connection, database, settings, columns), DirectSink):
-            Staged(connection, database, settings, columns, NEW_ROWS).create()
+            Staged(connection, database, settings, columns, NEW_ROWS).prepare()
         database.check(connection, target_of(settings, columns), _names(columns), how, key)
     except DBAPIError as error:
         if is_transient(error) or not database.refuses(code_of(error)):

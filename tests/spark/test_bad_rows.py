@@ -26,6 +26,8 @@ import inbox
 from inbox.errors import InvalidOption
 from inbox.schema import tables
 from spark import Append, PerRow, Statements, Upsert
+from spark._executor import filling
+from spark._executor.refusing import dividing
 from spark.errors import InvalidRow
 from tests.spark.test_reconciling import reconcile
 from tests.support.database import Database
@@ -305,6 +307,31 @@ def test_rows_that_an_upsert_has_updated(migrated: Database, engine: Engine) -> 
     report = write(migrated, [versions(2, bad=-1)], null_keys="drop", **options)
     assert counts(report) == {"new": 2, "dropped": 1, "rejected": 1}
     assert report.updated == 2
+
+
+@on("postgresql")
+def test_bad_rows_hold_few_locks(migrated: Database, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many rows are bad, the transaction holds few locks, which all sessions of a server share. The
+    temporary table stays, and is emptied; and savepoints are rolled back once there are many."""
+    monkeypatch.setattr(filling, "_MANY", 50)
+    monkeypatch.setattr(dividing, "_MOST_PARTS", 5)
+    script = """
+        CREATE TABLE held (locks bigint);
+        CREATE FUNCTION count_locks() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+            INSERT INTO held SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid(); RETURN NULL; END $$;
+        CREATE TRIGGER counts AFTER INSERT ON inbox_rejected EXECUTE FUNCTION count_locks()"""
+    execute(engine, *script.split(";\n        "))
+    options = USUAL | {"table": "newest", "results": Upsert("id", "version")}
+    schema = pa.schema([("id", pa.string()), ("size", pa.int32()), ("version", pa.int32())])
+    held = []
+    for every in (30, 3):
+        sizes = [-1 if number % every == 0 else 1 for number in range(90)]
+        values = [{"id": f"{every}-{n}", "size": size, "version": 1} for n, size in enumerate(sizes)]
+        report = write(migrated, [pa.RecordBatch.from_pylist(values, schema)], **options)
+        assert counts(report) == {"new": sizes.count(1), "rejected": sizes.count(-1)}
+        held += fetched(engine, "SELECT max(locks) FROM held")
+    [(few,), (more,)] = held
+    assert more <= few + 10
 
 
 @each_on("postgresql", "inbox_kind", ["rows", "table"])

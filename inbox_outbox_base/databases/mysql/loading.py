@@ -223,7 +223,7 @@ class MySQLLoading(Loading):
         # The rows just inserted are not newer than themselves.
         return added + connection.execute(sql.update_older(target, names, rows, how)).rowcount
 
-    def drop_temporary(self, connection: Connection, name: str) -> None:
+    def clear_temporary(self, connection: Connection, name: str, *, is_large: bool) -> None:
         # Without TEMPORARY, it would commit.
         quote = connection.dialect.identifier_preparer.quote_identifier
         connection.exec_driver_sql(f"DROP TEMPORARY TABLE IF EXISTS {quote(name)}")

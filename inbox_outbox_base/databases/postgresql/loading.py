@@ -97,6 +97,7 @@ class PostgreSQLLoading(OnConflict):
         }
     )
     temporary = MappingProxyType({"postgresql_on_commit": "DROP"})
+    keeps_temporary = True
     taken = frozenset({"23505"})
 
     def __init__(self) -> None:
@@ -197,8 +198,10 @@ class PostgreSQLLoading(OnConflict):
     def check_at_once(self, connection: Connection) -> None:
         connection.exec_driver_sql("SET CONSTRAINTS ALL IMMEDIATE")
 
-    def drop_temporary(self, connection: Connection, name: str) -> None:
-        connection.exec_driver_sql(f"DROP TABLE IF EXISTS pg_temp.{quoted(name)}")
+    def clear_temporary(self, connection: Connection, name: str, *, is_large: bool) -> None:
+        # TRUNCATE makes a new file, DELETE leaves its rows there to be read.
+        command = "TRUNCATE" if is_large else "DELETE FROM"
+        connection.exec_driver_sql(f"{command} pg_temp.{quoted(name)}")
 
     def refuses(self, code: Code | None) -> bool:
         # Syntax error or access rule violation, and feature not supported. Errors of other classes come from

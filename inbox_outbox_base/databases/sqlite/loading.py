@@ -165,7 +165,7 @@ class SQLiteLoading(OnConflict):
         for batch in rows.to_batches(max_chunksize=batch_size):
             connection.exec_driver_sql(added, list(_tuples(batch)))
 
-    def drop_temporary(self, connection: Connection, name: str) -> None:
+    def clear_temporary(self, connection: Connection, name: str, *, is_large: bool) -> None:
         quote = connection.dialect.identifier_preparer.quote_identifier
         connection.exec_driver_sql(f"DROP TABLE IF EXISTS temp.{quote(name)}")
 

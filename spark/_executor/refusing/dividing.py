@@ -1,5 +1,9 @@
 """Applies rows of which the target refuses some: halves the rows until each part is accepted, or has one row.
-Each part is tried in a savepoint of its own."""
+Each part is tried in a savepoint of its own.
+
+PostgreSQL keeps a lock for each savepoint that was released, and all sessions of a server share the room for
+locks. So once there are many, all parts are rolled back, and the accepted rows applied again as one.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +19,9 @@ from spark._executor.spool import KEY
 from spark._options.settings import WriterSettings
 
 from .content import content
+
+_MOST_PARTS = 200
+"""The most savepoints that are released."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +62,36 @@ class Dividing:
 
     def apply(self, rows: pa.Table) -> int:
         """Apply the rows, except those that are refused; with inbox="table", return how many were new."""
+        updated = self.updated
+        self._filled_anew(rows.drop_columns([KEY]).schema)
+        whole = self._connection.begin_nested()
         applied, parts = 0, [rows]
+        accepted: list[pa.Table] = []
+        refused: list[RefusedRow] = []
         while parts:
             part = parts.pop()
             done = self._tried(part)
             if isinstance(done, int):
                 applied += done
+                accepted.append(part)
             elif part.num_rows == 1:
-                key, row = part.column(KEY)[0].as_py(), part.drop_columns([KEY])
-                self._refused(RefusedRow(key, self._told(part, done), content(row)))
+                refused.append(self._refusal(part, done))
+                if self._settings.bad_rows == "fail":
+                    break
             else:
                 half = part.num_rows // 2
                 parts += [part.slice(half), part.slice(0, half)]
+            if len(accepted) > _MOST_PARTS:
+                self._undo(whole, updated)
+                whole = self._connection.begin_nested()
+                accepted = [pa.concat_tables(accepted)]
+                done = self._tried(accepted[0])
+                if not isinstance(done, int):
+                    raise done
+                applied = done
+        whole.commit()
+        for row in refused:  # not before: their own rows would be rolled back, too
+            self._refused(row)
         return applied
 
     @property
@@ -76,9 +101,12 @@ class Dividing:
 
     def _tried(self, rows: pa.Table, *, is_kept: bool = True) -> int | BaseException:
         """Apply the rows; return how many were new, or the error with which one of them is refused."""
+        given = rows.drop_columns([KEY])
+        filling = self._filled_anew(given.schema)
         savepoint, updated = self._connection.begin_nested(), self.updated
         try:
-            applied = self._fill(rows.drop_columns([KEY]))
+            filling.add(given)
+            applied = filling.finish()
         except BaseException as error:
             if not is_of_a_row(error):
                 raise
@@ -103,12 +131,18 @@ class Dividing:
         if self._filling is not None:
             self._filling.updated = updated
 
-    def _fill(self, rows: pa.Table) -> int:
+    def _filled_anew(self, schema: pa.Schema) -> Filling:
+        """For the next rows; called outside the savepoint, so that its tables stay whatever happens."""
         if self._filling is None:
-            self._filling = Filling(self._connection, self._database, self._settings, rows.schema)
+            self._filling = Filling(
+                self._connection, self._database, self._settings, schema, is_repeated=True
+            )
         self._filling.again()
-        self._filling.add(rows)
-        return self._filling.finish()
+        return self._filling
+
+    def _refusal(self, part: pa.Table, error: BaseException) -> RefusedRow:
+        key, row = part.column(KEY)[0].as_py(), part.drop_columns([KEY])
+        return RefusedRow(key, self._told(part, error), content(row))
 
     def _told(self, row: pa.Table, error: BaseException) -> str:
         text = told(error)
