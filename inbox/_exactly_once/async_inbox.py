@@ -34,7 +34,7 @@ from .accept import accept, accept_many
 from .base import ATTEMPTS, Consumer, checked_time
 from .taken import Taken, take
 from .transaction import Transaction
-from .work import Work, handle_of
+from .work import Work, begins_body, handle_of
 
 if TYPE_CHECKING:  # at run time imported at first use, because the import needs greenlet
     from sqlalchemy.ext.asyncio import (
@@ -176,6 +176,7 @@ class AsyncInbox(Consumer, Listens[AsyncListener]):
                 # Once, whatever the options: a function may take from the message, or read a stream.
                 its_key, its_payload = key(message), payload and payload(message)
                 its_time = message_time and message_time(message)
+                unfinished: set[bytes] = set()
 
                 async def once() -> Outcome:
                     if (known := self._remembered(source, its_key, its_payload)) is not None:
@@ -183,8 +184,9 @@ class AsyncInbox(Consumer, Listens[AsyncListener]):
                     async with self.transaction(
                         source, its_key, its_payload, message_time=its_time, bind_arguments=bind_arguments
                     ) as work:
-                        if work.is_new:
+                        if begins_body(work, unfinished):
                             work.result = await body(handle_of(work), message)
+                            unfinished.clear()
                     return Outcome(work.verdict, work.result)
 
                 return await retry_async(

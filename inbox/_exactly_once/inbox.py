@@ -28,7 +28,7 @@ from inbox_outbox_base.words.incoming import Verdict
 from .accept import accept, accept_many
 from .base import ATTEMPTS, Consumer, checked_time
 from .taken import Taken, take
-from .work import Work, handle_of
+from .work import Work, begins_body, handle_of
 
 M = TypeVar("M")
 Handle = Connection | Session | scoped_session[Session]
@@ -237,6 +237,7 @@ class Inbox(Consumer, Listens[Listener]):
                 # Once, whatever the options: a function may take from the message, or read a stream.
                 its_key, its_payload = key(message), payload and payload(message)
                 its_time = message_time and message_time(message)
+                unfinished: set[bytes] = set()
 
                 def once() -> Outcome:
                     if (known := self._remembered(source, its_key, its_payload)) is not None:
@@ -244,8 +245,9 @@ class Inbox(Consumer, Listens[Listener]):
                     with self.transaction(
                         source, its_key, its_payload, message_time=its_time, bind_arguments=bind_arguments
                     ) as work:
-                        if work.is_new:
+                        if begins_body(work, unfinished):
                             work.result = body(handle_of(work), message)
+                            unfinished.clear()
                     return Outcome(work.verdict, work.result)
 
                 return retry(

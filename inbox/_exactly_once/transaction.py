@@ -65,6 +65,8 @@ class Transaction:
         self._noted: ending.Noted | None = None
         self.is_asked = False
         """Whether somebody has looked at the verdict."""
+        self.found: bytes | None = None
+        """For a duplicate, the claim of the attempt that took the message, if it has one."""
         self.verdict: Verdict = Verdict.IN_FLIGHT
         self.result: Any = None
         self.is_over = False
@@ -75,6 +77,11 @@ class Transaction:
     def key(self) -> str:
         """The message's key, as it is stored."""
         return self._attempt.key
+
+    @property
+    def claim(self) -> bytes:
+        """What tells this attempt from all others."""
+        return self._attempt.claim
 
     def begin(self, handle: Connection | Session) -> None:
         """Begin a transaction and take the message in it."""
@@ -110,8 +117,9 @@ class Transaction:
             return
         self._events.append(OF_VERDICT[self.verdict])
         self._noted = ending.note(self.connection)
-        if stored is not None and stored.result is not None:
-            self.result = json.loads(stored.result)
+        if stored is not None:
+            self.found = stored.claim
+            self.result = stored.result and json.loads(stored.result)
 
     def _connection(self, handle: Connection | Session) -> Connection:
         if isinstance(handle, Session):
@@ -178,13 +186,15 @@ class Transaction:
 
         Raises:
             TransactionEnded: the body had committed, so a redelivery would be a duplicate.
-            CommitLost: the body had ended the transaction, and nobody could be asked whether it committed.
+            CommitLost: an error of the database may have ended the transaction, or the body, and nobody could
+                be asked whether it committed.
         """
         if not forked.is_in(self._process):
             self.leave()
             forked.abandon(handle)
             return
         is_over = self._is_over(error)
+        is_lost = not is_over and self._is_lost(error)
         self.leave()
         if self.verdict is Verdict.NEW:
             # If the ROLLBACK cannot be sent, the pool must not hand this transaction to its next user.
@@ -195,24 +205,43 @@ class Transaction:
             error,
             is_over=is_over and self._transaction.is_active,
         )
-        if is_over:
-            self._check_not_committed(error)
+        if is_over or is_lost:
+            self._check_not_committed(error, is_lost=is_lost)
 
     def _is_over(self, error: BaseException) -> bool:
         """Whether an error of the body's own came after the end of the transaction."""
-        if not self._is_watched or not isinstance(self.bind, Engine):
-            return False
-        if not isinstance(error, Exception) or find(error, TransactionEnded) is not None:
+        if not self._may_have_committed(error):
             return False
         return ending.is_over(self._handle, self.connection, self._transaction, error)
 
-    def _check_not_committed(self, error: BaseException) -> None:
+    def _is_lost(self, error: BaseException) -> bool:
+        """Whether nobody can tell, because the connection is gone."""
+        is_gone = self._is_watched and (self.connection.closed or self.connection.invalidated)
+        return is_gone and self._may_have_committed(error)
+
+    def _may_have_committed(self, error: BaseException) -> bool:
+        if not self._is_watched or not isinstance(self.bind, Engine):
+            return False
+        return isinstance(error, Exception) and find(error, TransactionEnded) is None
+
+    def _check_not_committed(self, error: BaseException, *, is_lost: bool) -> None:
         """An error of the database may also have ended the transaction, and then nothing has committed."""
         self.connection.close()  # the pool may have no other
-        if self._is_committed(lambda connection: self._database.find(connection, self._attempt)):
+        try:
+            is_committed = self._is_committed(
+                lambda connection: self._database.find(connection, self._attempt),
+                tries=1 if is_lost else _RECONNECTS,
+            )
+        except CommitLost:
+            if is_lost:  # most likely the body did nothing about it
+                return
+            if find(error, DBAPIError) is not None:
+                raise
+            is_committed = None
+        if is_committed is not False:
             raise TransactionEnded(
                 "the body ended the transaction and then raised an error: earlier writes and the inbox row "
-                "are committed, so a redelivery would be a duplicate"
+                f"{'are' if is_committed else 'may be'} committed, so a redelivery would be a duplicate"
             ) from error
 
     def leave(self) -> None:
@@ -283,7 +312,9 @@ class Transaction:
         ):
             raise CommitLost("the connection broke during COMMIT, and nothing was written") from error
 
-    def _is_committed(self, find_row: Callable[[Connection], Stored | None]) -> bool:
+    def _is_committed(
+        self, find_row: Callable[[Connection], Stored | None], tries: int = _RECONNECTS
+    ) -> bool:
         """Whether the row with our claim is there, as a new connection sees it."""
         given = self.connection.get_execution_options().get("schema_translate_map")
         options = {"schema_translate_map": given} if given else {}  # a session may have its own
@@ -298,7 +329,7 @@ class Transaction:
         try:
             stored = retry(
                 lambda: on_connection(engine, look),
-                _RECONNECTS,
+                tries,
                 lambda error, _: isinstance(error, SQLAlchemyError) and codes.is_transient(error),
                 sleep=self._sleep,
             )

@@ -73,3 +73,20 @@ class Work(Generic[C, S]):
 def handle_of(work: Work[C, S]) -> C | S:
     """The handler body's first argument: the session, or the connection if there is none."""
     return work.connection if work._session is None else work._session  # noqa: SLF001 - of this module
+
+
+def begins_body(work: Work[Any, Any], unfinished: set[bytes]) -> bool:
+    """Whether to run a handler's body, whose claim is then `unfinished`.
+
+    Raises:
+        TransactionEnded: an earlier attempt, which did not finish, had committed.
+    """
+    transaction = work._transaction  # noqa: SLF001 - users need not see it
+    if transaction.found in unfinished:
+        raise TransactionEnded(
+            "an earlier attempt ended the transaction and then raised an error: earlier writes and the inbox "
+            "row are committed, so the message would be a duplicate"
+        )
+    if work.is_new:
+        unfinished.add(transaction.claim)
+    return work.is_new

@@ -1,6 +1,7 @@
 """The commit guard: a body that swallowed an error, or ended the transaction itself, does not count as a
 success."""
 
+import sqlite3
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext, suppress
 from itertools import product
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 from pymysql.constants import CLIENT
 from sqlalchemy import Connection, Engine, create_engine, event, insert, text
-from sqlalchemy.exc import IntegrityError, OperationalError
+from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from sqlalchemy.ext.asyncio import async_sessionmaker as async_sessions
 from sqlalchemy.orm import Session, sessionmaker
@@ -377,6 +378,12 @@ def raise_passing(_: Any) -> None:
     raise TransientError
 
 
+def lose_the_connection(handle: Any) -> None:
+    connection = handle.connection() if isinstance(handle, Session) else handle
+    connection.invalidate()
+    raise ValueError
+
+
 def take_another(handle: Any) -> None:
     Inbox("other").accept(handle, "b")
 
@@ -387,6 +394,8 @@ def take_another(handle: Any) -> None:
         ("sqlite", commit, raise_passing, False),
         ("sqlite", commit, raise_passing, True),
         ("sqlite", commit, take_another, False),
+        ("sqlite", commit_by_the_driver, lose_the_connection, False),
+        ("postgresql", commit_by_the_driver, lose_the_connection, True),
         ("sqlite", roll_back, raise_passing, True),
         ("sqlite", roll_back_by_sql, raise_passing, False),
         ("postgresql", commit_by_the_driver, raise_passing, False),
@@ -418,6 +427,34 @@ def test_a_body_that_ends_the_transaction_and_raises(
         assert decision.reason.startswith("TransactionEnded: the ")
     else:
         assert (decision.action, len(runs)) == (Action.ACK, 2)
+
+
+@on("sqlite")
+@pytest.mark.parametrize("error", [ValueError("no"), DBAPIError("SELECT 1", {}, TransientError())], ids=repr)
+def test_nobody_can_be_asked_about_the_end(engine: Engine, error: Exception) -> None:
+    """While the database takes no connection, a body that has committed and raises is never taken for one
+    that has finished: with an error of its own at once, after one of the database when the next attempt finds
+    the row."""
+    narrow, refusals = create_engine(engine.url, pool_size=1, max_overflow=0), [6]
+    runs: list[str] = []
+
+    @event.listens_for(narrow, "do_connect")
+    def refuse(*_: Any) -> None:
+        if runs and refusals[0]:
+            refusals[0] -= 1
+            raise sqlite3.OperationalError("unable to open database file")
+
+    @INBOX.handler(narrow, key=str)
+    def body(connection: Connection, message: str) -> None:
+        runs.append(message)
+        accounts.add(connection)
+        connection.exec_driver_sql("COMMIT")
+        raise error
+
+    decision = INBOX.listener().decide([KEY], body)[0]
+    narrow.dispose()
+    assert decision.action is Action.DEAD_LETTER
+    assert (len(runs), accounts.total(engine)) == (1, 1)
 
 
 @on("mariadb")
