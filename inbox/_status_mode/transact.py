@@ -135,6 +135,7 @@ class StepTransaction:
             forked.abandon(self._handle)
             return
         is_over = self._is_over(error)
+        is_lost = not is_over and self._is_lost(error)
         self.leave()
         if self._hold.is_locked:
             # If the ROLLBACK cannot be sent, the pool must not hand this transaction to its next user.
@@ -145,15 +146,20 @@ class StepTransaction:
             error,
             is_over=is_over and self._transaction.is_active,
         )
-        if is_over:
-            self._check_not_committed(error)
+        if is_over or is_lost:
+            self._check_not_committed(error, is_lost=is_lost)
 
     def _is_over(self, error: BaseException) -> bool:
         if not self._is_watched or not isinstance(error, Exception):
             return False
         return ending.is_over(self._handle, self._connection, self._transaction, error)
 
-    def _check_not_committed(self, error: BaseException) -> None:
+    def _is_lost(self, error: BaseException) -> bool:
+        """Whether nobody can tell, because the connection is gone."""
+        is_gone = self._is_watched and (self._connection.closed or self._connection.invalidated)
+        return is_gone and isinstance(error, Exception)
+
+    def _check_not_committed(self, error: BaseException, *, is_lost: bool) -> None:
         """An error of the database may also have ended the transaction, and then nothing has committed."""
         assert self._store is not None  # noqa: S101 - it is watched
         self._handle.close()  # the pool may have no other connection
@@ -161,6 +167,8 @@ class StepTransaction:
             with OWN:
                 has_committed = self._store.has_committed(self._hold.held, self._locked)
         except StoreUnreachable:
+            if is_lost:  # most likely the body did nothing about it
+                return
             self._hold.halt_at(self._name, has_undo=self._has_undo)
             raise
         if not has_committed:

@@ -110,17 +110,20 @@ ENDINGS: dict[str, Callable[[Any], object]] = {
 
 
 @each_on("sqlite", "end", [(name,) for name in ENDINGS], [("COMMIT as SQL",), ("rollback",)])
-@pytest.mark.parametrize("then", ["return", "raise"])
+@pytest.mark.parametrize("then", ["return", "raise", "lose"])
 def test_a_body_that_ends_the_transaction_is_an_error(
     engine: Engine, inbox: StatusInbox, end: str, then: str
 ) -> None:
     """A body that commits or rolls back itself raises TransactionEnded, also if it raises an error of its own
-    afterwards. If it has committed, the message halts, and no attempt commits the same writes again."""
+    afterwards, or the connection is lost. If it has committed, the message halts, and no attempt commits the
+    same writes again."""
 
     def body(connection: Any) -> None:
         accounts.add(connection)
         ENDINGS[end](connection)
-        if then == "raise":
+        if then == "lose":
+            connection.invalidate()
+        if then != "return":
             fail()
 
     has_committed, errors = end != "rollback", []
