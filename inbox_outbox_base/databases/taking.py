@@ -89,6 +89,14 @@ pooled = Connection.connection.fget  # type: ignore[attr-defined]
 """The connection's place in the pool, without the check around what a body does with it."""
 
 
+def driver_of(connection: Connection) -> Any:
+    """The driver's connection, also if a body has detached it from its pool."""
+    place = pooled(connection)
+    if place.is_detached:
+        return connection.dialect.get_driver_connection(place.dbapi_connection)
+    return place.driver_connection
+
+
 def schema_of(connection: Connection, table: Table) -> str | None:
     """The schema that statements on this connection write before the table's name; None: none."""
     translated = connection.get_execution_options().get("schema_translate_map") or {}

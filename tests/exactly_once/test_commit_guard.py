@@ -575,6 +575,17 @@ def test_a_transaction_inside_another_one(engine: Engine, end: type[Exception] |
     assert accounts.total(engine) == 0
 
 
+def test_a_body_that_detaches_its_connection(engine: Engine) -> None:
+    """A body may take its connection out of the pool; its end is found all the same."""
+
+    def body(connection: Connection) -> None:
+        connection.detach()
+        accounts.add(connection)
+
+    assert deliver(engine, body) is Verdict.NEW
+    assert accounts.total(engine) == 1
+
+
 @on("sqlite")
 def test_a_body_that_closes_its_connection(engine: Engine) -> None:
     """Closing the connection rolls back: TransactionEnded, nothing is written, and the redelivered message

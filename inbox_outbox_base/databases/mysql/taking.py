@@ -10,8 +10,9 @@ import math
 import os
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from datetime import datetime
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, Engine, TextClause, bindparam, func, null, text
@@ -29,7 +30,7 @@ from inbox_outbox_base.databases.taking import (
     KeyRow,
     Stored,
     Taking,
-    pooled,
+    driver_of,
     schema_of,
 )
 from inbox_outbox_base.databases.taking_statements import Aging
@@ -46,6 +47,8 @@ from . import settings
 
 T = TypeVar("T")
 
+_LOOKED_FOR = 1_000
+"""The most keys in a SELECT: it is shorter than any usual `max_allowed_packet`."""
 _PLACE = ("host", "port", "db")
 _IN_TRANSACTION = 1
 """The protocol's flag SERVER_STATUS_IN_TRANS."""
@@ -188,8 +191,11 @@ class MySQLTaking(Taking):
         return TransientError("a key was taken after this transaction's snapshot: retry in a new transaction")
 
     def find_many(self, connection: Connection, batch: KeyBatch) -> dict[str, KeyRow]:
-        find_many = super().find_many
-        return self._without_waiting(connection, lambda: find_many(connection, batch)) or {}
+        found: dict[str, KeyRow] = {}
+        for at in range(0, len(batch.keys), _LOOKED_FOR):
+            part = replace(batch, keys=batch.keys[at : at + _LOOKED_FOR])
+            found |= self._without_waiting(connection, partial(super().find_many, connection, part)) or {}
+        return found
 
     def _without_waiting(self, connection: Connection, look: Callable[[], T]) -> T | None:
         """The rows visible without waiting: at SERIALIZABLE even a plain SELECT waits for locks."""
@@ -335,4 +341,4 @@ def _driver(connection: Connection) -> Any:
         raise UnsupportedDatabase(
             f"driver={connection.dialect.driver!r}: on MySQL and MariaDB expected pymysql or asyncmy"
         )
-    return pooled(connection).driver_connection
+    return driver_of(connection)

@@ -20,6 +20,7 @@ from inbox_outbox_base.databases.taking import (
     KeyBatch,
     Stored,
     Taking,
+    driver_of,
     pooled,
     schema_of,
 )
@@ -72,7 +73,7 @@ class SQLiteTaking(Taking):
         self, connection: Connection, tables: Tables, rows: list[dict[str, Any]], wait: float
     ) -> int | None:
         """How many rows were inserted; None if another process kept the write lock longer than the wait."""
-        was_begun = _driver(connection).in_transaction
+        was_begun = driver_of(connection).in_transaction
         check_savepoint(connection)
         try:
             with _busy_timeout(connection, wait):
@@ -117,7 +118,7 @@ class SQLiteTaking(Taking):
         # seems to commit each statement.
         if not connection.in_transaction():
             connection.begin()
-        driver = _driver(connection)
+        driver = driver_of(connection)
         by_itself = driver.isolation_level is None or getattr(driver, "autocommit", False) is True
         return by_itself and not driver.in_transaction
 
@@ -131,7 +132,7 @@ class SQLiteTaking(Taking):
         return [*found, f"journal_mode={journal}"] if journal in _LOSING_JOURNALS else found
 
     def is_ended(self, connection: Connection) -> bool:
-        return not _driver(connection).in_transaction
+        return not driver_of(connection).in_transaction
 
 
 def has_begun(connection: Connection) -> None:
@@ -147,7 +148,7 @@ def check_savepoint(connection: Connection, error: type[UnusableConnection] = Un
     root = connection.get_transaction()
     if not connection.in_nested_transaction():
         has_begun(connection)
-    elif connection.info.get(_BEGUN) is not root and _driver(connection).isolation_level is not None:
+    elif connection.info.get(_BEGUN) is not root and driver_of(connection).isolation_level is not None:
         raise error(
             "inside a savepoint, Python's sqlite3 driver commits too early: set isolation_level=None, and "
             "send BEGIN in a listener for SQLAlchemy's begin event"
@@ -162,7 +163,3 @@ def _busy_timeout(connection: Connection, wait: float) -> AbstractContextManager
         lambda: connection.exec_driver_sql(f"PRAGMA busy_timeout = {round(wait * 1000):d}"),
         lambda: connection.exec_driver_sql(f"PRAGMA busy_timeout = {before:d}"),
     )
-
-
-def _driver(connection: Connection) -> Any:
-    return pooled(connection).driver_connection
