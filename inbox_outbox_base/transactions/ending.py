@@ -9,15 +9,13 @@ not, a savepoint is the mark: it is set before the body uses the driver's connec
 may end a transaction and begin another one.
 """
 
-import re
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, RootTransaction, TextClause, TextualSelect, event
+from sqlalchemy import Connection, RootTransaction, event
 from sqlalchemy.exc import DBAPIError, PendingRollbackError, ResourceClosedError
 from sqlalchemy.orm import Session, SessionTransaction
-from sqlalchemy.schema import ExecutableDDLElement
 
 from inbox_outbox_base.databases.registry import database_of
 from inbox_outbox_base.databases.taking import State, pooled
@@ -25,6 +23,7 @@ from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import TransactionEnded
 
 from . import interrupted, layers
+from .texts import may_end
 
 _ENDED = (
     "the transaction had ended before this statement, by commit(), rollback(), SQL or DDL: earlier writes "
@@ -38,11 +37,6 @@ _GUARD = "_inbox_guard"
 """An attribute of a connection: what tells the transaction that it must be in."""
 _listening: list[bool] = []
 """Not empty once listeners for all sessions' connections are set up."""
-_CANNOT_END = re.compile(
-    r"\s*(SELECT|INSERT|UPDATE|DELETE|REPLACE|WITH|RELEASE|ROLLBACK(\s+(WORK|TRANSACTION))?\s+TO)\b",
-    re.IGNORECASE,
-)
-"""Nor can SAVEPOINT; but ours has to be outside the body's, with which it would end."""
 
 
 @dataclass(slots=True)
@@ -62,7 +56,7 @@ class _Guard:
                 raise TransactionEnded(_ENDED)
         except (ResourceClosedError, PendingRollbackError):
             return  # closed or invalidated: the statement itself raises that
-        if self.mark is None and _may_end(statement):
+        if self.mark is None and may_end(statement):
             self.set_savepoint(connection)
 
     def set_savepoint(self, connection: Connection) -> None:
@@ -213,18 +207,6 @@ def _watched(kind: Any) -> Any:
             return pooled(self).info
 
     return Watched
-
-
-def _may_end(statement: Any) -> bool:
-    """Whether the statement may end the transaction and begin another one."""
-    if isinstance(statement, TextualSelect):
-        statement = statement.element
-    if isinstance(statement, TextClause):
-        statement = statement.text
-    if isinstance(statement, str):
-        # A driver may be set to send several statements at once.
-        return not _CANNOT_END.match(statement) or ";" in statement
-    return isinstance(statement, ExecutableDDLElement)
 
 
 def _begun(session: Session, _: SessionTransaction, __: Connection) -> None:

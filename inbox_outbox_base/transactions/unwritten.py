@@ -6,8 +6,7 @@ refuses the rest; a COMMIT as text is refused. If something else has ended the t
 from the server's last answer, without a statement: the next statement raises, or the COMMIT, or the close.
 """
 
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import groupby
@@ -30,10 +29,8 @@ from inbox_outbox_base.errors.inbox import InboxError, TransactionEnded, Unsuppo
 from . import failed_commit, layers
 from .savepoints import number
 from .session import connections_of
+from .texts import commits
 
-_COMMIT = re.compile(
-    r"(?:^|;)(?:\s|--[^\n]*\n|/\*.*?\*/)*(?:COMMIT|END|PREPARE\s+TRANSACTION)\b", re.IGNORECASE | re.DOTALL
-)
 _OWED = "_inbox_owed"
 """The attribute of a session's outermost transaction that has its list."""
 _OPEN = (SessionTransactionState.ACTIVE, SessionTransactionState.PREPARED)
@@ -291,7 +288,7 @@ def _run(connection: Connection, run: Callable[..., Any], statement: Any, *given
     if (debts := _debts.get(connection)) is None:
         return run(connection, statement, *given, **options)
     debts.refuse_ended(connection, "this statement")
-    if any(map(_COMMIT.search, _texts(statement))):
+    if commits(statement):
         _refuse(debts.due())
     try:
         result = run(connection, statement, *given, **options)
@@ -300,15 +297,6 @@ def _run(connection: Connection, run: Callable[..., Any], statement: Any, *given
         raise
     debts.is_ended(connection)  # remembers that it has begun
     return result
-
-
-def _texts(statement: Any) -> Iterator[str]:
-    if isinstance(statement, TextualSelect):
-        statement = statement.element
-    if isinstance(statement, TextClause):
-        statement = statement.text
-    if isinstance(statement, str):
-        yield statement
 
 
 def _note_lost(connection: Connection) -> None:

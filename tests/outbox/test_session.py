@@ -159,6 +159,61 @@ def test_ddl_ends_the_transaction(session: Session, engine: Engine) -> None:
     assert accounts.total(engine) == 1
 
 
+BODIES = [
+    "DO $$ BEGIN UPDATE account SET total = total + 1; END $$",
+    "CREATE FUNCTION late() RETURNS integer LANGUAGE plpgsql AS $a$ BEGIN RETURN '\\'; COMMIT; END $a$",
+    "CREATE FUNCTION later() RETURNS integer BEGIN ATOMIC SELECT 1; SELECT 2; END",
+    "SELECT 1; SELECT CASE WHEN true THEN 1 END",
+]
+TRIGGER = "CREATE TRIGGER late AFTER INSERT ON account BEGIN SELECT 1; SELECT 2; END"
+
+
+@pytest.mark.parametrize(
+    ("server", "statements"),
+    [("postgresql", BODIES), ("sqlite", [TRIGGER]), ("mariadb", ["SELECT 1 AS `;COMMIT`"])],
+    indirect=["server"],
+    ids=["postgresql", "sqlite", "mariadb"],
+)
+def test_a_text_that_only_looks_like_a_commit(
+    session: Session, engine: Engine, statements: list[str]
+) -> None:
+    """Bodies, literals, names and comments may have a COMMIT or an END in them."""
+    publish(session, "ever")
+    for statement in (
+        *statements,
+        "SELECT ';COMMIT', 'it''s; END'",
+        "/* ; commit */ UPDATE account SET name = ';COMMIT' -- ; COMMIT",
+    ):
+        session.connection().exec_driver_sql(statement)
+    session.commit()
+    assert texts(engine) == ["ever"]
+    assert accounts.total(engine, ";COMMIT") == (statements is BODIES)
+
+
+COMMITS = [
+    "UPDATE account SET total = 7; commit; BEGIN",
+    "-- it's\nEND WORK",
+    "/* it's */ COMMIT AND CHAIN",
+    "SELECT ';'; END",
+    "DO $$ BEGIN END $$; END TRANSACTION; BEGIN",
+    "PREPARE TRANSACTION 'late'",
+    r"SELECT 'a\'; COMMIT; SELECT 'b'",
+    r"SELECT '\'; /* now */ COMMIT",
+]
+
+
+@on("postgresql")
+def test_a_commit_among_other_statements(session: Session, engine: Engine) -> None:
+    """A text with a COMMIT is refused before it is sent, and the session goes on."""
+    publish(session, "ever")
+    for statement in COMMITS:
+        with pytest.raises(TransactionEnded, match="nothing was committed"):
+            session.connection().exec_driver_sql(statement)
+    assert accounts.total(engine) == 0
+    session.commit()
+    assert texts(engine) == ["ever"]
+
+
 @on("mariadb")
 def test_the_server_rolls_back_the_transaction(engine: Engine) -> None:
     """After a deadlock that the application ignores, the COMMIT would be of what followed: it is refused. A
