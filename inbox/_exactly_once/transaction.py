@@ -276,7 +276,7 @@ class Transaction:
 
     def _check_whole(self) -> None:
         state, is_new = self._state, self.verdict is Verdict.NEW
-        if is_new and state.is_ended(self._mark):
+        if is_new and ending.is_ended(self.connection):
             raise TransactionEnded("the body ended the transaction with SQL of its own or through the driver")
         root = self._transaction
         if state.is_aborted() or (isinstance(root, SessionTransaction) and is_aborted(root, self.connection)):

@@ -195,7 +195,8 @@ class StepTransaction:
 
     def _record(self) -> None:
         database = database_of(self._connection)
-        if not self._connection.in_transaction() or database.is_ended(self._connection):
+        is_ended = ending.is_ended if self._is_watched else database.is_ended
+        if not self._connection.in_transaction() or is_ended(self._connection):
             raise TransactionEnded(f"step={self._name!r}: the body committed or rolled back")
         root = self._handle.get_transaction()
         if isinstance(root, SessionTransaction):

@@ -162,6 +162,10 @@ class State:
         there is one."""
         return self._database.is_ended(self._connection)
 
+    def ask_after_error(self) -> None:
+        """If the driver does not know whether a statement that failed had ended the transaction, ask the
+        server. If nobody answers, the next statement will find the connection lost."""
+
     def is_aborted(self) -> bool:
         """Whether COMMIT would silently keep nothing, or only a part."""
         return self._database.is_aborted(self._connection)

@@ -2,7 +2,8 @@
 
 A body can end its transaction without SQLAlchemy noticing: by DDL on MySQL and MariaDB, which commits first,
 by COMMIT or ROLLBACK as SQL, or by the driver's own commit(). Drivers know the transaction's state from the
-server's last answer, so asking them costs no statement.
+server's last answer, so asking them costs no statement. MySQL and MariaDB do not tell it with an error: then
+the server is asked.
 
 Another transaction may be open by then. If the database has marked ours, the driver knows that as well. If
 not, a savepoint is the mark: it is set before the body uses the driver's connection, or sends a text that
@@ -48,11 +49,19 @@ class _Guard:
     outer: "_Guard | None"
     """A transaction on a caller's connection can be inside another one of ours."""
     savepoint: str | None = None
+    is_doubtful: bool = False
+    """Whether the body has used the driver's connection, or sent something that may end the transaction."""
+
+    def is_ended(self) -> bool:
+        """Whether the transaction is over. An error may hide that; after that of an INSERT, the row tells."""
+        if self.is_doubtful:
+            self.state.ask_after_error()
+        return self.state.is_ended(self.mark)
 
     def check(self, connection: Connection, statement: Any) -> None:
         """Called before each statement."""
         try:
-            if self.state.is_ended(self.mark):
+            if self.is_ended():
                 raise TransactionEnded(_ENDED)
         except (ResourceClosedError, PendingRollbackError):
             return  # closed or invalidated: the statement itself raises that
@@ -61,6 +70,7 @@ class _Guard:
 
     def set_savepoint(self, connection: Connection) -> None:
         """Called before something that may end the transaction and begin another one."""
+        self.is_doubtful = True
         # Inside a savepoint of the body's it would end with that one.
         if self.mark is None and self.savepoint is None and not connection.in_nested_transaction():
             self.savepoint = f"inbox_outbox_{id(self)}"
@@ -151,7 +161,7 @@ def is_over(
     if connection.closed or connection.invalidated:
         return False
     guard: _Guard = getattr(connection, _GUARD)
-    if guard.state.is_ended(guard.mark):
+    if guard.is_ended():
         return True
     try:
         guard.check_savepoint(connection)
@@ -160,6 +170,12 @@ def is_over(
     except DBAPIError:  # it is lost now, as the ROLLBACK will find
         return False
     return False
+
+
+def is_ended(connection: Connection) -> bool:
+    """Whether the watched transaction is over. The server is asked if an error may have hidden that."""
+    guard: _Guard = getattr(connection, _GUARD)
+    return guard.is_ended()
 
 
 def check_same(connection: Connection) -> None:

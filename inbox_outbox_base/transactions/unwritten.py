@@ -3,7 +3,7 @@
 A call on an asynchronous handle writes its row when it is awaited: before that there is no greenlet to write
 from. A Session's messages are written last. The COMMIT by SQLAlchemy writes what can be written by then, and
 refuses the rest; a COMMIT as text is refused. If something else has ended the transaction, the driver knows
-from the server's last answer, without a statement: the next statement raises, or the COMMIT, or the close.
+from the server's last answer, or asks after an error: the next statement raises, or the COMMIT, or the close.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,12 +14,10 @@ from operator import attrgetter
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import Connection, TextClause, event
+from sqlalchemy import Connection, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, SessionTransaction
 from sqlalchemy.orm.session import SessionTransactionState
-from sqlalchemy.schema import ExecutableDDLElement
-from sqlalchemy.sql.selectable import TextualSelect
 
 from inbox_outbox_base.databases.registry import database_of
 from inbox_outbox_base.databases.taking import State, pooled
@@ -29,7 +27,7 @@ from inbox_outbox_base.errors.inbox import InboxError, TransactionEnded, Unsuppo
 from . import failed_commit, layers
 from .savepoints import number
 from .session import connections_of
-from .texts import commits
+from .texts import commits, may_end
 
 _OWED = "_inbox_owed"
 """The attribute of a session's outermost transaction that has its list."""
@@ -77,14 +75,26 @@ class _Debts:
     is_undone: bool = False
     """Whether the server has rolled back the transaction because of an error."""
 
+    def note_begun(self, connection: Connection) -> None:
+        """Sends nothing, so it may be called outside a greenlet."""
+        state = self._state(connection)
+        self.is_open = self.is_open or (state is not None and not state.is_ended())
+
     def is_ended(self, connection: Connection) -> bool:
-        if self.state is None or connection.closed or connection.invalidated:
+        """The server is asked if an error may have hidden that."""
+        self.note_begun(connection)
+        if not self.is_open or (state := self._state(connection)) is None:
             return False
-        if pooled(connection).is_detached:  # the database does not find the driver's connection
-            return False
-        is_idle = self.state.is_ended()
-        self.is_open = self.is_open or not is_idle
-        return is_idle and self.is_open
+        if not self.is_undone:
+            state.ask_after_error()
+        return state.is_ended()
+
+    def _state(self, connection: Connection) -> State | None:
+        """None if nobody can tell."""
+        if connection.closed or connection.invalidated:
+            return None
+        # The database does not find the driver's connection of one that is detached.
+        return None if pooled(connection).is_detached else self.state
 
     def due(self) -> list[Owed]:
         return [each for each in self.calls if each.is_due()]
@@ -94,9 +104,8 @@ class _Debts:
             raise _ended(due, when)
 
     def note_error(self, connection: Connection, statement: Any, error: DBAPIError) -> None:
-        """A text may have ended the transaction itself, before it failed."""
-        is_text = isinstance(statement, str | TextClause | TextualSelect | ExecutableDDLElement)
-        if codes.undoes(error) or (not is_text and self.is_ended(connection)):
+        """Other statements may have ended the transaction themselves, before they failed."""
+        if not may_end(statement) and (codes.undoes(error) or self.is_ended(connection)):
             self.is_undone = True
 
 
@@ -113,7 +122,7 @@ def owe(connection: Connection, owed: Owed) -> Callable[[], None]:
             debts = _debts[connection] = _Debts(_state(connection))
             layers.put_on(connection, _guarded)
         debts.calls.append(owed)
-        debts.is_ended(connection)
+        debts.note_begun(connection)
     return lambda: _pay(connection, owed)
 
 
@@ -263,9 +272,11 @@ def _guarded(kind: Any) -> Any:  # noqa: C901 - methods
             kind._commit_twophase_impl(self, xid, is_prepared)  # noqa: SLF001
 
         def _rollback_impl(self) -> None:
-            _note_lost(self)
-            kind._rollback_impl(self)  # noqa: SLF001
-            _keep(self, [])
+            try:
+                _note_lost(self)
+            finally:
+                kind._rollback_impl(self)  # noqa: SLF001
+                _keep(self, [])
 
         def _rollback_twophase_impl(self, xid: Any, is_prepared: bool) -> None:
             kind._rollback_twophase_impl(self, xid, is_prepared)  # noqa: SLF001
@@ -295,7 +306,7 @@ def _run(connection: Connection, run: Callable[..., Any], statement: Any, *given
     except DBAPIError as error:
         debts.note_error(connection, statement, error)
         raise
-    debts.is_ended(connection)  # remembers that it has begun
+    debts.note_begun(connection)
     return result
 
 

@@ -2,7 +2,7 @@
 success."""
 
 import sqlite3
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import nullcontext, suppress
 from itertools import product
 from typing import Any
@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import async_sessionmaker as async_sessions
 from sqlalchemy.orm import Session, sessionmaker
 
 from inbox import Action, AsyncInbox, Inbox, SqlStore, StatusInbox, Verdict
-from inbox.errors import TransactionAborted, TransactionEnded, TransientError
+from inbox.errors import MessageHalted, TransactionAborted, TransactionEnded, TransientError
 from tests.support import accounts
 from tests.support.accounts import Account
 from tests.support.database import Database
@@ -539,6 +539,67 @@ def test_ddl_that_commits(engine: Engine, statement: str, deliver: Any, *, use_s
     assert not [each for each in sent if "UPDATE account" in each]
 
 
+FAILING = [
+    "CREATE TABLE account (id INTEGER)",
+    "ALTER TABLE account DROP COLUMN missing",
+    "TRUNCATE TABLE missing",
+    "LOCK TABLES missing WRITE",
+    "CALL commits_and_fails()",
+]
+"""Statements that fail when they have committed. The error as the server's answer does not tell."""
+
+
+@pytest.fixture
+def _procedure(engine: Engine) -> Iterator[None]:
+    """A procedure that commits, and then fails."""
+    body = "BEGIN COMMIT; SIGNAL SQLSTATE '45000'; END"
+    with engine.connect() as connection:
+        connection.exec_driver_sql(f"CREATE PROCEDURE commits_and_fails() {body}")
+        yield
+        connection.exec_driver_sql("DROP PROCEDURE commits_and_fails")
+
+
+def fails(handle: Any, statement: str) -> None:
+    """As a text of the body's."""
+    handle.execute(text(statement))
+
+
+def fails_in_savepoint(handle: Any, statement: str) -> None:
+    """In a savepoint, which the body believes to protect it."""
+    with handle.begin_nested():
+        _sql(handle, statement)
+
+
+@pytest.mark.usefixtures("_procedure")
+@each_on(
+    "mariadb",
+    "statement,send,deliver,swallows",
+    [
+        *product(FAILING, [fails_in_savepoint], [deliver, deliver_step], [True, False]),
+        *product(FAILING[:1], [fails, send_by_the_driver], [deliver, deliver_step], [True, False]),
+    ],
+    among=BOTH_MYSQL,
+)
+def test_a_statement_that_commits_and_fails(
+    engine: Engine, statement: str, send: Callable[[Any, str], None], deliver: Any, *, swallows: bool
+) -> None:
+    """A statement that fails may have committed before, also in a savepoint: TransactionEnded, whether the
+    body goes on or not, and nothing that follows is kept."""
+
+    def body(handle: Any) -> None:
+        accounts.add(handle)
+        with suppress(Exception) if swallows else nullcontext():
+            send(handle, statement)
+        accounts.add(handle, amount=100)
+
+    with pytest.raises(TransactionEnded):
+        deliver(engine, body)
+    assert accounts.total(engine) == 1
+    with pytest.raises(MessageHalted) if deliver is deliver_step else nullcontext():
+        assert deliver(engine, accounts.add) is Verdict.DUPLICATE
+    assert accounts.total(engine) == 1
+
+
 @on("sqlite")
 def test_the_callers_own_connection(engine: Engine) -> None:
     """A session bound to a Connection, as in many test suites, leaves nothing on it: the Connection goes on,
@@ -626,6 +687,28 @@ def test_asynchronous_swallowed_constraint_error(migrated: Database) -> None:
 
     asynchronously(migrated, work)
     assert accounts.total(migrated.engine()) == 1
+
+
+@on(*BOTH_MYSQL)
+@pytest.mark.usefixtures("engine")
+def test_an_asynchronous_statement_that_commits_and_fails(migrated: Database) -> None:
+    """Async: TransactionEnded, too, whether the body swallows the error or not."""
+
+    async def body(session: Any, *, swallows: bool) -> None:
+        await accounts.add_async(session)
+        with suppress(OperationalError) if swallows else nullcontext():
+            async with session.begin_nested():
+                await session.execute(text(FAILING[0]))
+        await accounts.add_async(session, amount=100)
+
+    async def work(engine: AsyncEngine) -> None:
+        for swallows, key in (True, "swallowed"), (False, "raised"):
+            with pytest.raises(TransactionEnded):
+                async with ASYNC_INBOX.transaction(async_sessions(engine), key) as work:
+                    await body(work.session, swallows=swallows)
+
+    asynchronously(migrated, work)
+    assert accounts.total(migrated.engine()) == 2
 
 
 @on(*BOTH_MYSQL, "sqlite")  # PostgreSQL's driver complains of cursors that are left open

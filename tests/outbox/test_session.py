@@ -2,19 +2,21 @@
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import product
 from typing import Any, Literal, get_args
 
+import pymysql
 import pytest
 from sqlalchemy import Engine, event, text
-from sqlalchemy.exc import IntegrityError, OperationalError, PendingRollbackError
+from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, PendingRollbackError
 from sqlalchemy.orm import Session, sessionmaker
 
 from outbox import Outbox
 from outbox.errors import TransactionEnded
 from tests.support import accounts
 from tests.support.accounts import Account
-from tests.support.on_servers import on, spread
+from tests.support.on_servers import each_on, on, spread
 from tests.support.published import TOPIC, texts
 from tests.support.together import wait_until_blocked
 
@@ -156,6 +158,78 @@ def test_ddl_ends_the_transaction(session: Session, engine: Engine) -> None:
     publish(session, "ever")
     session.commit()
     assert texts(engine) == ["ever"]
+    assert accounts.total(engine) == 1
+
+
+def fail_as_text(session: Session) -> None:
+    """DDL commits before it can fail, and the error as the server's answer does not tell."""
+    session.execute(text("CREATE TABLE account (id integer)"))
+
+
+def fail_on_the_driver(session: Session) -> None:
+    """SQLAlchemy does not hear of it."""
+    session.connection().connection.cursor().execute("CREATE TABLE account (id integer)")
+
+
+THEN: dict[str, Callable[[Session], object]] = {
+    "commit": lambda session: session.commit(),
+    "rollback": lambda session: session.rollback(),
+    "close": lambda session: session.close(),
+    "goes on": lambda session: session.execute(text("SELECT 1")),
+}
+
+
+@pytest.mark.mysql
+@each_on(
+    "mariadb",
+    "fail,then",
+    product([fail_as_text, fail_on_the_driver], THEN),
+    among=("mariadb", "mysql"),
+)
+def test_ddl_fails_and_has_ended_the_transaction(
+    session: Session, engine: Engine, fail: Callable[[Session], None], then: str
+) -> None:
+    """It has committed the business row, but not the message, and the next step of the session says so."""
+    accounts.add(session)
+    publish(session, "never")
+    with pytest.raises((OperationalError, pymysql.OperationalError)):
+        fail(session)
+    with pytest.raises(TransactionEnded, match="had ended before"):
+        THEN[then](session)
+    with suppress(TransactionEnded):
+        session.close()
+    assert texts(engine) == []
+    assert accounts.total(engine) == 1
+
+
+@on("mariadb")
+def test_ddl_fails_in_a_savepoint(engine: Engine) -> None:
+    """The savepoint is gone, too, and its rollback says so."""
+
+    def work() -> None:
+        with Session(engine) as session:
+            accounts.add(session)
+            publish(session, "never")
+            with session.begin_nested():
+                fail_as_text(session)
+
+    with pytest.raises(TransactionEnded, match="had ended before"):
+        work()
+    assert texts(engine) == []
+    assert accounts.total(engine) == 1
+
+
+@on("mariadb")
+def test_an_ordinary_error_ends_nothing(session: Session, engine: Engine) -> None:
+    """After a row that exists already, and after a text that fails, a session goes on."""
+    publish(session, "1")
+    accounts.add(session)
+    for failing in lambda: accounts.open_account(session), lambda: session.execute(text("CALL missing()")):
+        with pytest.raises(DBAPIError):
+            failing()
+        publish(session, "2")
+    session.commit()
+    assert texts(engine) == [*"122"]
     assert accounts.total(engine) == 1
 
 

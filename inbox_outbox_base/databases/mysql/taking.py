@@ -28,9 +28,11 @@ from inbox_outbox_base.databases.taking import (
     Borrowed,
     KeyBatch,
     KeyRow,
+    State,
     Stored,
     Taking,
     driver_of,
+    pooled,
     schema_of,
 )
 from inbox_outbox_base.databases.taking_statements import Aging
@@ -283,6 +285,9 @@ class MySQLTaking(Taking):
         found = [] if flush in _FLUSHED else [f"innodb_flush_log_at_trx_commit={flush}"]
         return [*found, f"sync_binlog={binlog}"] if has_binlog and binlog != 1 else found
 
+    def state(self, connection: Connection) -> State:
+        return _AskedState(self, connection)
+
     def is_ended(self, connection: Connection) -> bool:
         driver = _driver(connection)
         if connection.dialect.is_async:
@@ -295,6 +300,27 @@ class MySQLTaking(Taking):
     def may_have_written(self, connection: Connection) -> bool:
         # The status does not say whether a transaction wrote, but a replica is read-only.
         return not self.is_ended(connection) and not connection.execute(_IS_READ_ONLY).scalar_one()
+
+
+class _AskedState(State):
+    """An error of the server comes without a status. DDL commits before it can fail, and a procedure may
+    commit and then fail."""
+
+    def ask_after_error(self) -> None:
+        connection = self._connection
+        if connection.closed or connection.invalidated:
+            return
+        # Both drivers forget the last result before they read the next one, which an error is not.
+        if _driver(connection)._result is not None or self.is_ended():  # noqa: SLF001 - nothing public says
+            return
+        dialect = connection.dialect
+        try:
+            dialect.do_ping(pooled(connection).dbapi_connection)  # its answer has the status
+        except dialect.loaded_dbapi.Error:
+            return
+        except BaseException as error:
+            connection.invalidate(error)  # interrupted: the answer is still to come
+            raise
 
 
 def random_token() -> int:
