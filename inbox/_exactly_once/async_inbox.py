@@ -25,6 +25,7 @@ from inbox_outbox_base.errors.blame import OWN
 from inbox_outbox_base.errors.inbox import InvalidOption, NotAwaited
 from inbox_outbox_base.transactions import failed_commit, unwritten
 from inbox_outbox_base.transactions.durability import looking_at
+from inbox_outbox_base.transactions.owed import Owed
 from inbox_outbox_base.transactions.savepoints import innermost
 from inbox_outbox_base.transactions.session import BindArguments, bind_of, check_no_session, connection_of
 from inbox_outbox_base.transactions.sources import async_kinds, check_source, open_source
@@ -253,7 +254,7 @@ class AsyncInbox(Consumer, Listens[AsyncListener]):
         if isinstance(given, async_scoped_session):
             given = given()
         if isinstance(given, AsyncSession):
-            owed = [unwritten.owe_in(given.sync_session, unwritten.Owed(what, NotAwaited))]
+            owed = [unwritten.owe_in(given.sync_session, Owed(what, NotAwaited))]
             connection, run = given.sync_session.bind, partial(given.run_sync, on_session)
         elif isinstance(given, AsyncConnection):
             check_no_session(bind_arguments)
@@ -264,7 +265,7 @@ class AsyncInbox(Consumer, Listens[AsyncListener]):
                 "an async_scoped_session"
             )
         if isinstance(connection, Connection):
-            on_it = unwritten.Owed(what, NotAwaited, savepoint=innermost(connection))
+            on_it = Owed(what, NotAwaited, savepoint=innermost(connection))
             owed.append(unwritten.owe(connection, on_it))
 
         async def call() -> T:

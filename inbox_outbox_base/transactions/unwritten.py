@@ -6,8 +6,7 @@ refuses the rest; a COMMIT as text is refused. If something else has ended the t
 from the server's last answer, or asks after an error: the next statement raises, or the COMMIT, or the close.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from functools import cache
 from itertools import groupby
 from operator import attrgetter
@@ -17,99 +16,24 @@ from weakref import WeakKeyDictionary
 from sqlalchemy import Connection, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, SessionTransaction
-from sqlalchemy.orm.session import SessionTransactionState
 
 from inbox_outbox_base.databases.registry import database_of
-from inbox_outbox_base.databases.taking import State, pooled
-from inbox_outbox_base.errors import codes
-from inbox_outbox_base.errors.inbox import InboxError, TransactionEnded, UnsupportedDatabase
+from inbox_outbox_base.databases.taking import State
+from inbox_outbox_base.errors.inbox import UnsupportedDatabase
 
 from . import failed_commit, layers
+from .owed import Debts, Owed, ended, named, prepare_all, refuse
 from .savepoints import number
 from .session import connections_of
-from .texts import commits, may_end
+from .texts import commits
 
 _OWED = "_inbox_owed"
 """The attribute of a session's outermost transaction that has its list."""
-_OPEN = (SessionTransactionState.ACTIVE, SessionTransactionState.PREPARED)
 _listening: list[bool] = []
 """Not empty once a session may have such calls."""
 
 
-@dataclass(slots=True, eq=False)
-class Owed:
-    """A call whose rows are not written."""
-
-    what: str
-    error: type[InboxError]
-    """Raised by a COMMIT that cannot write it."""
-    ended: type[TransactionEnded] = TransactionEnded
-    """Raised if something else has ended its transaction."""
-    why: str = "not awaited, so not written"
-    savepoint: int = 0
-    """The number of the connection's innermost savepoint at the call."""
-    transaction: SessionTransaction | None = None
-    """The session's innermost transaction at the call; None if the call is on a connection."""
-    prepare: Callable[[], object] | None = None
-    """Replaces it, right before the COMMIT, by a call that can be written."""
-    write: Callable[[Connection, list[Any]], object] | None = None
-    """Writes these rows right before the COMMIT, and those of the calls beside it."""
-    rows: Sequence[Any] = ()
-
-    def is_due(self) -> bool:
-        """Whether its transaction may still be committed."""
-        # The public `is_active` is False as soon as a Session's commit has flushed.
-        return self.transaction is None or self.transaction._state in _OPEN  # noqa: SLF001
-
-
-@dataclass(slots=True)
-class _Debts:
-    """What is owed on a connection, and what is known about its transaction."""
-
-    state: State | None
-    calls: list[Owed] = field(default_factory=list)
-    lost: list[Owed] = field(default_factory=list)
-    """Calls of a transaction that something else ended."""
-    is_open: bool = False
-    """Whether the server was once seen in this transaction: it begins with its first statement."""
-    is_undone: bool = False
-    """Whether the server has rolled back the transaction because of an error."""
-
-    def note_begun(self, connection: Connection) -> None:
-        """Sends nothing, so it may be called outside a greenlet."""
-        state = self._state(connection)
-        self.is_open = self.is_open or (state is not None and not state.is_ended())
-
-    def is_ended(self, connection: Connection) -> bool:
-        """The server is asked if an error may have hidden that."""
-        self.note_begun(connection)
-        if not self.is_open or (state := self._state(connection)) is None:
-            return False
-        if not self.is_undone:
-            state.ask_after_error()
-        return state.is_ended()
-
-    def _state(self, connection: Connection) -> State | None:
-        """None if nobody can tell."""
-        if connection.closed or connection.invalidated:
-            return None
-        # The database does not find the driver's connection of one that is detached.
-        return None if pooled(connection).is_detached else self.state
-
-    def due(self) -> list[Owed]:
-        return [each for each in self.calls if each.is_due()]
-
-    def refuse_ended(self, connection: Connection, when: str) -> None:
-        if self.is_ended(connection) and not self.is_undone and (due := self.due()):
-            raise _ended(due, when)
-
-    def note_error(self, connection: Connection, statement: Any, error: DBAPIError) -> None:
-        """Other statements may have ended the transaction themselves, before they failed."""
-        if not may_end(statement) and (codes.undoes(error) or self.is_ended(connection)):
-            self.is_undone = True
-
-
-_debts: WeakKeyDictionary[Connection, _Debts] = WeakKeyDictionary()
+_debts: WeakKeyDictionary[Connection, Debts] = WeakKeyDictionary()
 
 
 def owe(connection: Connection, owed: Owed) -> Callable[[], None]:
@@ -119,7 +43,7 @@ def owe(connection: Connection, owed: Owed) -> Callable[[], None]:
         failed_commit.watch(connection)
         debts = _debts.get(connection)
         if debts is None:
-            debts = _debts[connection] = _Debts(_state(connection))
+            debts = _debts[connection] = Debts(_state(connection))
             layers.put_on(connection, _guarded)
         debts.calls.append(owed)
         debts.note_begun(connection)
@@ -152,7 +76,7 @@ def owe_in(session: Session, owed: Owed) -> Callable[[], None]:
 
 def prepare(session: Session) -> None:
     """Prepare what can be written."""
-    _prepare(_owed_in(session))
+    prepare_all(_owed_in(session))
 
 
 def _owed_in(session: Session) -> list[Owed]:
@@ -170,8 +94,8 @@ def _begun(session: Session, transaction: SessionTransaction, connection: Connec
 def _settle_session(session: Session) -> None:
     """A session may have no connection yet; and a savepoint that is committed is no longer active."""
     calls = _owed_in(session)
-    _refuse([each for each in calls if each.prepare is None])
-    _prepare(calls)
+    refuse([each for each in calls if each.prepare is None])
+    prepare_all(calls)
 
 
 def _settle(connection: Connection) -> None:
@@ -182,22 +106,16 @@ def _settle(connection: Connection) -> None:
     calls = debts.due()
     if calls and debts.is_undone:
         raise calls[0].ended(
-            f"the server rolled back the transaction because of an error, and with it {_named(calls)}"
+            f"the server rolled back the transaction because of an error, and with it {named(calls)}"
         )
-    _refuse([each for each in calls if each.prepare is None and each.write is None])
-    _prepare(calls)
+    refuse([each for each in calls if each.prepare is None and each.write is None])
+    prepare_all(calls)
     debts.calls = debts.due()
     for write, calls_of_one in groupby(list(debts.calls), attrgetter("write")):
         those = list(calls_of_one)
         write(connection, [row for each in those for row in each.rows])
         del debts.calls[: len(those)]  # not before: without them the next COMMIT fails, too
     _keep(connection, [])
-
-
-def _prepare(calls: list[Owed]) -> None:
-    for each in calls:
-        if each.prepare is not None:
-            each.prepare()
 
 
 def _pay(connection: Connection, owed: Owed) -> None:
@@ -247,8 +165,8 @@ def _guarded(kind: Any) -> Any:  # noqa: C901 - methods
                 lost, debts.lost = debts.lost, []
                 _keep(self, [])
             if lost:
-                raise _ended(lost, "the connection was closed")
-            _refuse(owed)
+                raise ended(lost, "the connection was closed")
+            refuse(owed)
 
         def execute(self, statement: Any, *given: Any, **options: Any) -> Any:
             return _run(self, kind.execute, statement, *given, **options)
@@ -300,7 +218,7 @@ def _run(connection: Connection, run: Callable[..., Any], statement: Any, *given
         return run(connection, statement, *given, **options)
     debts.refuse_ended(connection, "this statement")
     if commits(statement):
-        _refuse(debts.due())
+        refuse(debts.due())
     try:
         result = run(connection, statement, *given, **options)
     except DBAPIError as error:
@@ -316,19 +234,3 @@ def _note_lost(connection: Connection) -> None:
         if debts.is_ended(connection) and not debts.is_undone:
             debts.lost = debts.due()
         debts.is_open = debts.is_undone = False
-
-
-def _ended(owed: list[Owed], before: str) -> TransactionEnded:
-    return owed[0].ended(
-        f"the transaction had ended before {before}, by SQL, DDL or the driver: what it wrote may be "
-        f"committed, but not {_named(owed)}"
-    )
-
-
-def _refuse(owed: list[Owed]) -> None:
-    if owed:
-        raise owed[0].error(f"{owed[0].why}: {_named(owed)}; nothing was committed")
-
-
-def _named(owed: list[Owed]) -> str:
-    return ", ".join(dict.fromkeys(each.what for each in owed))

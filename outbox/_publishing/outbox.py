@@ -21,6 +21,7 @@ from inbox_outbox_base.errors.outbox import (
 from inbox_outbox_base.monitoring.events import Hook
 from inbox_outbox_base.transactions import failed_commit, unwritten
 from inbox_outbox_base.transactions.joining import database_to_join
+from inbox_outbox_base.transactions.owed import Owed
 from inbox_outbox_base.transactions.savepoints import innermost
 from inbox_outbox_base.transactions.session import bind_of, check_no_session, connection_of
 from inbox_outbox_base.words.outgoing import Draft, Message
@@ -347,7 +348,7 @@ def _owing(connection: Connection | None, drafts: list[Draft], write: Writing) -
     """The same write, without which the connection does not commit."""
     if connection is None or not drafts:  # it has not been started
         return write
-    owed = unwritten.Owed(named(drafts), NotAwaited, TransactionEnded, savepoint=innermost(connection))
+    owed = Owed(named(drafts), NotAwaited, TransactionEnded, savepoint=innermost(connection))
     pay = unwritten.owe(connection, owed)
 
     async def paid() -> None:

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 
 from inbox_outbox_base.errors.outbox import NotAwaited, TransactionEnded, UnusableConnection
 from inbox_outbox_base.transactions import unwritten
+from inbox_outbox_base.transactions.owed import Owed
 from inbox_outbox_base.transactions.savepoints import innermost, innermost_of, innermost_transaction
 from inbox_outbox_base.words.outgoing import Draft
 
@@ -28,7 +29,7 @@ class Pending:
         self.bind = bind
         self._stage = stage
         self._is_staged = False
-        self._owed = unwritten.Owed(named(drafts), NotAwaited, TransactionEnded, prepare=self._prepare)
+        self._owed = Owed(named(drafts), NotAwaited, TransactionEnded, prepare=self._prepare)
         self._settle = unwritten.owe_in(session, self._owed)
 
     def savepoint_on(self, connection: Connection) -> int:

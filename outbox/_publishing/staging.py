@@ -12,6 +12,7 @@ from sqlalchemy import Connection
 
 from inbox_outbox_base.errors.outbox import TransactionEnded
 from inbox_outbox_base.transactions import unwritten
+from inbox_outbox_base.transactions.owed import Owed
 from inbox_outbox_base.transactions.savepoints import innermost
 from inbox_outbox_base.words.outgoing import Draft
 
@@ -26,9 +27,7 @@ def stage(connection: Connection, drafts: list[Draft], write: Write, savepoint: 
     if savepoint is None:
         savepoint = innermost(connection)
     why = "only the Session's own commit writes it"
-    owed = unwritten.Owed(
-        named(drafts), TransactionEnded, TransactionEnded, why, savepoint, write=write, rows=drafts
-    )
+    owed = Owed(named(drafts), TransactionEnded, TransactionEnded, why, savepoint, write=write, rows=drafts)
     unwritten.owe(connection, owed)
 
 
