@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from hypothesis import settings
 from redis import RedisError
 from sqlalchemy import URL
 from sqlalchemy.exc import DBAPIError
@@ -89,9 +90,12 @@ _templates: dict[str, Database] = {}
 OTHERS = {"redis": servers.find_redis, "pgbouncer": servers.find_pooler}
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Programs that the tests start hear Ctrl-C, even where this run was started in the background. The test
-    servers forget on purpose what a crash of the machine would make them forget, so nobody has to say so."""
+    servers forget on purpose what a crash of the machine would make them forget, so nobody has to say so.
+    `make test` tries few examples where each needs a server."""
+    examples = 15 if config.getoption("quick") else 60
+    settings.register_profile("on servers", max_examples=examples, deadline=None)
     logging.getLogger("inbox.durability").setLevel(logging.ERROR)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -127,7 +127,7 @@ def test_each_key_runs_once_whatever_happens_around_it(engine: Engine) -> None:
     """For any sequence of deliveries, failures, duplicates, passing days and purges: every key takes effect
     once, a failure leaves nothing behind, and every verdict is the one that the model expects."""
 
-    @settings(max_examples=60, deadline=None)
+    @settings.get_profile("on servers")
     @given(plan=st.lists(steps, max_size=25))
     def check(plan: list[tuple[object, ...]]) -> None:
         _live(engine, plan)
@@ -212,7 +212,9 @@ def test_open_transactions_know_of_each_other(migrated: Database, engine: Engine
     the one that the model expects, and every committed key took effect once."""
     slow = migrated.name == "mysql"  # it waits at least a second, even with wait=0
 
-    @settings(max_examples=5 if slow else 60, deadline=None)
+    usual = settings.get_profile("on servers")
+
+    @settings(usual, max_examples=5 if slow else usual.max_examples)
     @given(plan=st.lists(acts, max_size=8 if slow else 20))
     def check(plan: list[tuple[object, ...]]) -> None:
         _interleave(engine, plan)

@@ -147,7 +147,7 @@ def test_the_messages_sent_are_those_of_the_model(migrated: Database, engine: En
 
     relaying = migrated.engine()
 
-    @settings(max_examples=40, deadline=None)
+    @settings.get_profile("on servers")
     @given(plan=st.lists(steps, max_size=30))
     def check(plan: list[tuple[Any, ...]]) -> None:
         delete_all(engine)

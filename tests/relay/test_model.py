@@ -194,7 +194,7 @@ def test_every_message_is_sent_once_and_in_order(engine: Engine, monkeypatch: py
 
     monkeypatch.setattr(stored, "FAR", 1)
 
-    @settings(max_examples=40, deadline=None)
+    @settings.get_profile("on servers")
     @given(
         plan=st.lists(steps, min_size=3, max_size=14),
         outcomes=st.lists(st.sampled_from([*OUTCOMES]), max_size=40),

@@ -170,7 +170,7 @@ def test_each_key_is_applied_once_whatever_happens_around_it(migrated: Database)
     partitions, and if other jobs or workers without Spark have taken some of the keys."""
     engine = make_result(migrated)
 
-    @settings(max_examples=40, deadline=None)
+    @settings.get_profile("on servers")
     @given(plan=st.lists(steps, min_size=1, max_size=5))
     def check(plan: list[Any]) -> None:
         with engine.begin() as connection:
