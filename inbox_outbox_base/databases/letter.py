@@ -8,6 +8,10 @@ from typing import Any
 from inbox_outbox_base.tables.times import NO_TIME
 from inbox_outbox_base.words.outgoing import Envelope
 
+Place = tuple[int, int]
+"""A bucket and a sequence: only the two together name one message. After a copy of rows, two buckets may
+have the same numbers."""
+
 
 class Unreadable(ValueError):
     """A row that is not a message: somebody else has written or changed it."""

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Insert, Row, Select, Table, func, select
 from inbox_outbox_base.tables.outbox import OutboxTables
 
 from . import member_statements, relaying_statements
-from .letter import Letter, read_loose
+from .letter import Letter, Place, read_loose
 
 _MOST_PARAMETERS = 1_000
 _HIGHEST = 2**63 - 1
@@ -154,19 +154,19 @@ class Relaying:
         rows = (connection.execute(statement, {"bucket": each, "end": ends[each]}).one() for each in ends)
         return {bucket: Tally(*row) for bucket, row in zip(ends, rows, strict=True)}
 
-    def fetch(self, connection: Connection, places: Sequence[tuple[int, int]], light: int) -> list[Letter]:
-        """The messages in these places (bucket and sequence), as a scan reads them."""
+    def fetch(self, connection: Connection, places: Sequence[Place], light: int) -> list[Letter]:
+        """The messages in these places, as a scan reads them."""
         statement = relaying_statements.fetch(self.tables)
         found: list[Letter] = []
         for part in parts([sequence for _, sequence in places]):
             found += map(read_loose, connection.execute(statement, {"these": part, "light": light}))
         return found
 
-    def progress(self, connection: Connection, places: Sequence[tuple[int, int]]) -> dict[int, float]:
-        """By sequence, how many more seconds the messages in these places (bucket and sequence) must wait;
-        infinite for held messages, and 0 for those that need not wait. Missing messages are left out."""
+    def progress(self, connection: Connection, places: Sequence[Place]) -> dict[Place, float]:
+        """How many more seconds the messages in these places must wait; infinite for held messages, and 0 for
+        those that need not wait. Missing messages are left out."""
         statement = relaying_statements.progress(self.tables)
-        found: dict[int, float] = {}
+        found: dict[Place, float] = {}
         for part in parts([sequence for _, sequence in places]):
             found |= waits(connection.execute(statement, {"these": part}).all())
         return found
@@ -203,12 +203,13 @@ class Relaying:
         given = {"bucket": bucket, "low": low, "limit": limit}
         return connection.execute(self._by_bucket(relaying_statements.oldest(self.tables)), given).all()
 
-    def payloads(self, connection: Connection, letters: Sequence[Letter]) -> dict[int, bytes]:
-        """The payloads of some messages, by their sequence."""
+    def payloads(self, connection: Connection, letters: Sequence[Letter]) -> dict[Place, bytes]:
+        """The payloads of some messages, by their places."""
         statement = relaying_statements.payloads(self.tables)
-        found: dict[int, bytes] = {}
+        found: dict[Place, bytes] = {}
         for part in parts([letter.sequence for letter in letters]):
-            found |= {row.sequence: row.payload for row in connection.execute(statement, {"these": part})}
+            rows = connection.execute(statement, {"these": part})
+            found |= {(row.bucket, row.sequence): row.payload for row in rows}
         return found
 
     def left(self, connection: Connection, letters: Sequence[Letter]) -> list[str]:
@@ -284,9 +285,8 @@ class Relaying:
 
     def below(
         self, connection: Connection, marks: Mapping[int, int], paused: Sequence[str], pages: range
-    ) -> list[tuple[int, int]]:
-        """The messages of these pages (bucket and sequence) up to the marks, by bucket, without paused
-        topics."""
+    ) -> list[Place]:
+        """The messages of these pages up to the marks, by bucket, without paused topics."""
         return []
 
     def estimate(self, connection: Connection, table: Table) -> int:
@@ -301,12 +301,12 @@ def completed(rows: list[dict[str, Any]], names: tuple[str, ...]) -> list[dict[s
     return [dict.fromkeys(names) | row for row in rows]
 
 
-def waits(rows: Iterable[Any]) -> dict[int, float]:
-    """By sequence, how many more seconds messages must wait; negative if a wait has ended."""
-    left: dict[int, float] = {}
-    for sequence, state, retry_at, now in rows:
+def waits(rows: Iterable[Any]) -> dict[Place, float]:
+    """How many more seconds messages must wait; negative if a wait has ended."""
+    left: dict[Place, float] = {}
+    for bucket, sequence, state, retry_at, now in rows:
         waits_for_time = 0.0 if retry_at is None else (retry_at - now).total_seconds()
-        left[sequence] = math.inf if state == "held" else waits_for_time
+        left[bucket, sequence] = math.inf if state == "held" else waits_for_time
     return left
 
 

@@ -137,7 +137,7 @@ def _time(column: ColumnElement[Any]) -> ColumnElement[Any]:
 def progressed(tables: OutboxTables) -> list[ColumnElement[Any]]:
     """The columns that tell how much longer a message must wait."""
     c = tables.message.c
-    return [c.sequence, c.state, _time(c.retry_at), _now().label("now")]
+    return [c.bucket, c.sequence, c.state, _time(c.retry_at), _now().label("now")]
 
 
 @cache
@@ -147,12 +147,11 @@ def progress(tables: OutboxTables) -> Select[Any]:
 
 
 @cache
-def payloads(tables: OutboxTables) -> Select[Any, Any]:
+def payloads(tables: OutboxTables) -> Select[Any]:
     """The payloads of some messages."""
     c = tables.message.c
-    return select(c.sequence, type_coerce(c.payload, NullType()).label("payload")).where(
-        among(tables.message)
-    )
+    payload = type_coerce(c.payload, NullType()).label("payload")
+    return select(c.bucket, c.sequence, payload).where(among(tables.message))
 
 
 @cache

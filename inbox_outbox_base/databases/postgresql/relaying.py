@@ -5,13 +5,13 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any
 
 from sqlalchemy import Connection, Insert, Select, Table, event
 
 from inbox_outbox_base.databases import relaying_statements
-from inbox_outbox_base.databases.letter import Letter, read
+from inbox_outbox_base.databases.letter import Letter, Place, read
 from inbox_outbox_base.databases.relaying import (
     PREPARED,
     Relaying,
@@ -68,21 +68,22 @@ class PostgreSQLRelaying(Relaying):
         }
         known = [*chain.from_iterable(wanted.known.values())]
         if known:
-            parameters["known"] = _array(known)
+            buckets = (repeat(bucket, len(its)) for bucket, its in wanted.known.items())
+            parameters |= {"known": _array(known), "known_buckets": _array(chain.from_iterable(buckets))}
         if wanted.paused:
             parameters["paused"] = wanted.paused
         statement = own.scan(self.tables, unknown=bool(known), unpaused=bool(wanted.paused))
         letters = _read(connection, statement, parameters)
-        buckets = [bucket for bucket, _ in wanted.places]
+        seen = [bucket for bucket, _ in wanted.places]
         if len(letters) >= wanted.limit:  # the scan stopped in the last one's bucket
-            buckets = buckets[: buckets.index(letters[-1].bucket)]
+            seen = seen[: seen.index(letters[-1].bucket)]
         cut = Counter(letter.bucket for letter in letters)
-        return ScanResult(letters, {bucket for bucket in buckets if cut[bucket] < wanted.each})
+        return ScanResult(letters, {bucket for bucket in seen if cut[bucket] < wanted.each})
 
-    def fetch(self, connection: Connection, places: Sequence[tuple[int, int]], light: int) -> list[Letter]:
+    def fetch(self, connection: Connection, places: Sequence[Place], light: int) -> list[Letter]:
         return _read(connection, own.fetch(self.tables), _places(places) | {"light": light})
 
-    def progress(self, connection: Connection, places: Sequence[tuple[int, int]]) -> dict[int, float]:
+    def progress(self, connection: Connection, places: Sequence[Place]) -> dict[Place, float]:
         return waits(connection.execute(own.progress(self.tables), _places(places)).all())
 
     def firsts(
@@ -100,9 +101,9 @@ class PostgreSQLRelaying(Relaying):
         rows = connection.execute(own.firsts(self.tables, unpaused=bool(paused)), given)
         return [(row.key, row.bucket, row.sequence) for row in rows]
 
-    def payloads(self, connection: Connection, letters: Sequence[Letter]) -> dict[int, bytes]:
+    def payloads(self, connection: Connection, letters: Sequence[Letter]) -> dict[Place, bytes]:
         found = connection.execute(own.payloads(self.tables), _these(letters))
-        return {row.sequence: row.payload for row in found}
+        return {(row.bucket, row.sequence): row.payload for row in found}
 
     def left(self, connection: Connection, letters: Sequence[Letter]) -> list[str]:
         given = _these(letters) | {"ids": _ids(letters)}
@@ -149,7 +150,7 @@ class PostgreSQLRelaying(Relaying):
 
     def below(
         self, connection: Connection, marks: Mapping[int, int], paused: Sequence[str], pages: range
-    ) -> list[tuple[int, int]]:
+    ) -> list[Place]:
         given = {
             "first": f"({pages.start},0)",
             "last": f"({pages.stop},0)",
@@ -218,7 +219,7 @@ def _these(letters: Sequence[Letter]) -> dict[str, Any]:
     }
 
 
-def _places(places: Sequence[tuple[int, int]]) -> dict[str, Any]:
+def _places(places: Sequence[Place]) -> dict[str, Any]:
     """Places as parameters."""
     return {
         "buckets": _array([bucket for bucket, _ in places]),

@@ -29,6 +29,7 @@ from sqlalchemy import (
     select,
     text,
     true,
+    tuple_,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSON, Insert, array, insert
 from sqlalchemy.sql.dml import ReturningInsert
@@ -116,8 +117,9 @@ def scan(tables: OutboxTables, *, unknown: bool, unpaused: bool) -> Select[Any]:
     )
     if unknown:
         # A sub-select is hashed; older servers would compare each row with each element of an array.
-        known = func.unnest(array_of("known", BigInteger)).column_valued("known")
-        of_bucket = of_bucket.where(c.sequence.not_in(select(known)))
+        arrays = array_of("known_buckets", Integer), array_of("known", BigInteger)
+        known = func.unnest(*arrays).table_valued("bucket", "sequence", name="known").render_derived()
+        of_bucket = of_bucket.where(tuple_(c.bucket, c.sequence).not_in(select(*known.c)))
     if unpaused:
         of_bucket = of_bucket.where(c.topic != func.all(bindparam("paused", type_=ARRAY(Text))))
     found = of_bucket.lateral("found")
@@ -180,10 +182,10 @@ def progress(tables: OutboxTables) -> Select[Any]:
 
 
 @cache
-def payloads(tables: OutboxTables) -> Select[Any, Any]:
+def payloads(tables: OutboxTables) -> Select[Any]:
     """The payloads of some messages."""
     c = tables.message.c
-    return select(c.sequence, c.payload).where(_given(tables))
+    return select(c.bucket, c.sequence, c.payload).where(_given(tables))
 
 
 @cache

@@ -72,6 +72,10 @@ class BacklogEntry:
         return _AGAIN if self.attempts else _NEW
 
 
+_NOTHING: dict[int, BacklogEntry] = {}
+"""The messages of a bucket that the relay has read nothing of; nobody adds one."""
+
+
 class Backlog:
     """The known messages: those of each key in the order of their numbers, and by topic those that can be
     sent.
@@ -86,8 +90,8 @@ class Backlog:
     def __init__(self, want: Callable[[str], object] = lambda _: None) -> None:
         """`want` is called with each topic that gets its first message that can be sent."""
         self._want = want
-        self._entries: dict[int, BacklogEntry] = {}
         self._buckets: dict[int, dict[int, BacklogEntry]] = {}
+        """The known messages by bucket and sequence: after a copy of rows, buckets may share numbers."""
         self._lows: dict[int, int] = {}
         """By bucket, the lowest known sequence when somebody last asked, or a lower one added since."""
         self._away: set[BacklogEntry] = set()
@@ -102,27 +106,26 @@ class Backlog:
         self._waits: list[tuple[float, BacklogEntry]] = []
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return sum(map(len, self._buckets.values()))
 
     @property
     def is_full(self) -> bool:
         """Whether nothing more is to be read."""
-        return len(self._entries) >= self.most
+        return len(self) >= self.most
 
     @property
     def is_crowded(self) -> bool:
         """Whether it is half full."""
-        return len(self._entries) >= self.most // 2
+        return len(self) >= self.most // 2
 
     def add(self, letters: Iterable[Letter]) -> None:
         """Remember these messages."""
         for letter in letters:
-            if letter.sequence not in self._entries:
+            if letter.sequence not in self._buckets.get(letter.bucket, _NOTHING):
                 self._link(BacklogEntry(letter))
 
     def _link(self, entry: BacklogEntry) -> None:
         sequence = entry.sequence
-        self._entries[sequence] = entry
         self._buckets.setdefault(entry.bucket, {})[sequence] = entry
         if sequence < self._lows.get(entry.bucket, 0):
             self._lows[entry.bucket] = sequence
@@ -217,9 +220,9 @@ class Backlog:
             picked.append(min(alone, key=attrgetter("unanswered")))
         return picked
 
-    def send(self, sequences: Iterable[int]) -> None:
+    def send(self, letters: Iterable[Letter]) -> None:
         """Note that these are being sent."""
-        entries = [self._entries[sequence] for sequence in sequences]
+        entries = [self._buckets[letter.bucket][letter.sequence] for letter in letters]
         self._away.update(entries)
         for entry in entries:
             entry.is_away = True
@@ -229,37 +232,40 @@ class Backlog:
         entry.is_away = False
         self._away.discard(entry)
 
-    def keep_unsent(self, sequence: int) -> None:
+    def keep_unsent(self, letter: Letter) -> None:
         """Note that a message was not sent after all."""
-        if (entry := self._entries.get(sequence)) is not None:
+        if (entry := self.entry(letter.bucket, letter.sequence)) is not None:
             self._come_back(entry)
             if self._is_first(entry):
                 self._queue(entry)
 
-    def wait(self, sequence: int, seconds: float) -> None:
+    def wait(self, message: Letter | BacklogEntry, seconds: float) -> None:
         """Let a message wait, and those that follow it."""
-        if (entry := self._entries.get(sequence)) is not None:
+        if (entry := self.entry(message.bucket, message.sequence)) is not None:
             self._come_back(entry)
             self._dequeue(entry)
             entry.until = time.monotonic() + min(seconds, LOOK_AGAIN)
             heapq.heappush(self._waits, (entry.until, entry))
 
-    def wait_for_others(self, sequence: int) -> None:
+    def wait_for_others(self, entry: BacklogEntry) -> None:
         """Let a message wait for an earlier one of its key in a bucket of another generation."""
-        entry = self._entries[sequence]
         if self._is_first(entry):  # others follow it
-            self.wait(sequence, min(LOOK_AGAIN, _LOOK_FIRST * 2**entry.checks))
+            self.wait(entry, min(LOOK_AGAIN, _LOOK_FIRST * 2**entry.checks))
             entry.checks = min(entry.checks + 1, 10)
 
-    def remove(self, sequences: Iterable[int]) -> None:
+    def remove(self, messages: Iterable[Letter | BacklogEntry]) -> None:
         """Forget messages that have left; the messages that follow them can be sent."""
-        gone = [entry for each in sequences if (entry := self._entries.pop(each, None)) is not None]
+        buckets = self._buckets
+        gone = [
+            entry
+            for each in messages
+            if (entry := buckets.get(each.bucket, _NOTHING).pop(each.sequence, None)) is not None
+        ]
         self._away.difference_update(gone)
         for entry in gone:
             self._take_out(entry)
 
     def _take_out(self, entry: BacklogEntry) -> None:
-        del self._buckets[entry.bucket][entry.sequence]
         if not entry.is_away:
             self._dequeue(entry)
         entry.until = 0.0
@@ -294,7 +300,7 @@ class Backlog:
         while self._waits and self._waits[0][0] <= now and len(ended) < most:
             until, entry = heapq.heappop(self._waits)
             # Not if another wait has begun since, or the message has left.
-            if entry.until == until and self._entries.get(entry.sequence) is entry:
+            if entry.until == until and self.entry(entry.bucket, entry.sequence) is entry:
                 ended.append(entry)
         return ended
 
@@ -308,9 +314,12 @@ class Backlog:
         """Seconds until the next wait ends; infinite if nothing waits."""
         return max(0.0, self._waits[0][0] - time.monotonic()) if self._waits else math.inf
 
-    def entry(self, sequence: int) -> BacklogEntry | None:
+    def entry(self, bucket: int, sequence: int) -> BacklogEntry | None:
         """What is known of a message."""
-        return self._entries.get(sequence)
+        return self._buckets.get(bucket, _NOTHING).get(sequence)
+
+    def _all(self) -> Iterable[BacklogEntry]:
+        return chain.from_iterable(known.values() for known in self._buckets.values())
 
     def above(self, bucket: int, start: int) -> list[int]:
         """The known messages of a bucket above a sequence; if there are many, the last ones read."""
@@ -342,15 +351,15 @@ class Backlog:
 
     def count_topics(self) -> Counter[str]:
         """How many messages of each topic are known."""
-        return Counter(entry.topic for entry in self._entries.values())
+        return Counter(entry.topic for entry in self._all())
 
     def count_followers(self) -> int:
         """How many messages wait for an earlier one of their key."""
-        return sum(entry.follower is not None for entry in self._entries.values())
+        return sum(entry.follower is not None for entry in self._all())
 
     def forget_all(self) -> None:
         """Forget all messages, except those that are being sent."""
-        for each in (self._entries, self._buckets, self._lows, self._firsts, self._lasts, self._queues):
+        for each in (self._buckets, self._lows, self._firsts, self._lasts, self._queues):
             each.clear()
         self.ready = 0
         self._waits.clear()
@@ -367,7 +376,7 @@ class Backlog:
                 for entry in [each for each in known.values() if not each.is_away]:
                     self._dequeue(entry)
                     entry.until = 0.0
-                    del self._entries[entry.sequence], known[entry.sequence]
+                    del known[entry.sequence]
                     if entry.key is not None:
                         keys[entry.key] = None
         for key in keys:
@@ -379,7 +388,7 @@ class Backlog:
         each: BacklogEntry | None = self._firsts.pop(key)
         self._lasts.pop(key, None)
         while each is not None:
-            if each.sequence in self._entries:
+            if self.entry(each.bucket, each.sequence) is each:
                 kept.append(each)
             each = each.follower
         if kept:

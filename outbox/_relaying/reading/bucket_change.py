@@ -53,8 +53,8 @@ class Crossings:
 
     def blocked(
         self, connection: Connection, letters: Iterable[Letter], paused: Sequence[str]
-    ) -> frozenset[int]:
-        """The sequences of the messages that have to wait for an earlier one of another generation."""
+    ) -> frozenset[Letter]:
+        """The messages that have to wait for an earlier one of another generation."""
         oldest = self._generations[0].buckets
         keyed = [letter for letter in letters if letter.key is not None]
         old = [letter for letter in keyed if letter.bucket in oldest]
@@ -64,7 +64,7 @@ class Crossings:
         # all count as blocked, without a look: the relay spends its time on the old ones.
         begun = time.monotonic()
         if begun < self._next_look:
-            return blocked.union(letter.sequence for letter in new)
+            return blocked.union(new)
         blocked |= self._look(connection, new, paused)
         ended = time.monotonic()
         if ended - begun > _LONG:
@@ -73,7 +73,7 @@ class Crossings:
 
     def _look(
         self, connection: Connection, letters: Sequence[Letter], paused: Sequence[str]
-    ) -> frozenset[int]:
+    ) -> frozenset[Letter]:
         lows: dict[int, int] = {}
         by_key: dict[str | None, list[Letter]] = {}
         for letter in letters:
@@ -88,7 +88,7 @@ class Crossings:
         keys = [key for key in by_key if key is not None]
         found = self._database.firsts(connection, lows, high, keys, paused)
         return frozenset(
-            letter.sequence
+            letter
             for key, bucket, first in found
             for letter in by_key[key]
             if letter.bucket != bucket and letter.sequence > first

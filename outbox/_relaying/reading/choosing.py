@@ -39,7 +39,7 @@ class Sifter:
         connection: Connection,
         backlog: Backlog,
         picked: Mapping[TopicLane, list[BacklogEntry]],
-        letters: Mapping[int, Letter],
+        letters: Mapping[BacklogEntry, Letter],
     ) -> Choice:
         """Divide what was picked into messages to send, to send alone, and to give up; the rest waits."""
         found = {lane: _found(backlog, entries, letters) for lane, entries in picked.items()}
@@ -89,10 +89,12 @@ class Sifter:
         return any(flight.is_alone for flight in self._lanes.flights)
 
 
-def _found(backlog: Backlog, entries: list[BacklogEntry], letters: Mapping[int, Letter]) -> list[Letter]:
+def _found(
+    backlog: Backlog, entries: list[BacklogEntry], letters: Mapping[BacklogEntry, Letter]
+) -> list[Letter]:
     found: list[Letter] = []
     for entry in entries:
-        letter = letters.get(entry.sequence)
+        letter = letters.get(entry)
         if letter is not None:
             found.append(letter)
             if letter.attempts != entry.attempts or letter.unanswered != entry.unanswered:
@@ -112,9 +114,9 @@ def _has_to_wait(backlog: Backlog, letter: Letter, now: datetime) -> bool:
     if letter.failing_since is not None:
         letter.failing_for = (now - letter.failing_since).total_seconds()
     if letter.state == "held":
-        backlog.wait(letter.sequence, math.inf)
+        backlog.wait(letter, math.inf)
     elif letter.attempts and letter.retry_at is not None and letter.retry_at > now:
-        backlog.wait(letter.sequence, (letter.retry_at - now).total_seconds())
+        backlog.wait(letter, (letter.retry_at - now).total_seconds())
     else:
         return False
     return True

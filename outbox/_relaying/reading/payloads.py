@@ -74,12 +74,13 @@ class Loader:
             return
         found = self._database.payloads(connection, heavy)
         for letter in heavy:
+            payload = found[letter.bucket, letter.sequence]
             try:
-                check_payload(found[letter.sequence])
+                check_payload(payload)
             except Unreadable as error:
                 letter.damage = str(error)
             else:
-                letter.payload = found[letter.sequence]
+                letter.payload = payload
         damaged = [letter for letter in heavy if letter.damage is not None]
         # The other messages of their keys are not sent either: they may have to wait.
         names = {letter.name for letter in damaged}

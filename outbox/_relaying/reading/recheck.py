@@ -75,7 +75,9 @@ class Recheck:
         if not (pages and marks):
             return Counter()
         below = self._database.below(connection, marks, scanner.paused, pages)
-        found = Counter(bucket for bucket, sequence in below if scanner.backlog.entry(sequence) is None)
+        found = Counter(
+            bucket for bucket, sequence in below if scanner.backlog.entry(bucket, sequence) is None
+        )
         _report(found)
         return found
 

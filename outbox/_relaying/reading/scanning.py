@@ -128,7 +128,7 @@ class Scanner:
         self._look_at_waits(connection)
         if not self.buckets or "*" in self.paused:
             return Choice()
-        letters: dict[int, Letter] = {}
+        letters: dict[BacklogEntry, Letter] = {}
         is_read = not self._knows_enough() and self._read(connection, letters)
         lanes = self._open_lanes()
         if lock is not None and lanes:
@@ -150,19 +150,19 @@ class Scanner:
         self,
         connection: Connection,
         picked: Mapping[TopicLane, list[BacklogEntry]],
-        letters: Mapping[int, Letter],
+        letters: Mapping[BacklogEntry, Letter],
     ) -> dict[TopicLane, list[BacklogEntry]]:
         """The picked messages that need not wait for a message of another generation."""
         entries = chain.from_iterable(picked.values())
-        found = [letters[entry.sequence] for entry in entries if entry.sequence in letters]
+        found = {letters[entry]: entry for entry in entries if entry in letters}
         blocked = self.crossings.blocked(connection, found, self.paused)
-        for sequence in blocked:
-            self.backlog.wait_for_others(sequence)
+        for letter in blocked:
+            self.backlog.wait_for_others(found[letter])
         unblocked: dict[TopicLane, list[BacklogEntry]] = {lane: [] for lane in picked}
         behind = set[str | None]()
         for lane, its_entries in picked.items():
             for entry in its_entries:
-                if entry.sequence in blocked:
+                if letters.get(entry) in blocked:
                     behind.add(entry.key)
                 elif entry.key not in behind:
                     unblocked[lane].append(entry)
@@ -195,16 +195,17 @@ class Scanner:
         """Let each of these messages wait or be sent, as its row says."""
         found = self._database.progress(connection, [(each.bucket, each.sequence) for each in entries])
         for entry in entries:
-            if entry.sequence not in found:
-                self.backlog.remove([entry.sequence])  # an operator has dropped or moved it
-            elif found[entry.sequence] > 0:
-                self.backlog.wait(entry.sequence, found[entry.sequence])
+            seconds = found.get((entry.bucket, entry.sequence))
+            if seconds is None:
+                self.backlog.remove([entry])  # an operator has dropped or moved it
+            elif seconds > 0:
+                self.backlog.wait(entry, seconds)
             else:
-                if found[entry.sequence] == 0 and not entry.checks:  # an operator has ended its wait
+                if seconds == 0 and not entry.checks:  # an operator has ended its wait
                     self._lanes.urge(entry.topic)
                 self.backlog.let_go(entry)
 
-    def _read(self, connection: Connection, letters: dict[int, Letter]) -> bool:
+    def _read(self, connection: Connection, letters: dict[BacklogEntry, Letter]) -> bool:
         """Read on until there is enough to send; return whether everything has been read."""
         self._skips.begin()
         marks = {
@@ -225,7 +226,11 @@ class Scanner:
                 break
             most = max(most, min(4 * most, self._settings.batch))
         if scans == 1:
-            letters.update((letter.sequence, letter) for letter in found)
+            letters.update(
+                (entry, letter)
+                for letter in found
+                if (entry := self.backlog.entry(letter.bucket, letter.sequence)) is not None
+            )
         if not self._database.tells_writers:
             self._read_below(connection, most)
             return not begin
@@ -264,7 +269,11 @@ class Scanner:
         known = {bucket: self.backlog.above(bucket, low) for bucket, low in places}
         found = self._database.scan(connection, Scan(places, most, each, known, self.paused, light))
         # Some may be known: if there are many, `above` does not name the first ones read.
-        failed = [each for each in found.letters if not (each.is_new or self.backlog.entry(each.sequence))]
+        failed = [
+            each
+            for each in found.letters
+            if not (each.is_new or self.backlog.entry(each.bucket, each.sequence))
+        ]
         self.backlog.add(found.letters)
         for letter in found.letters:  # the messages of a bucket are in order
             begin[letter.bucket] = letter.sequence
@@ -283,12 +292,12 @@ class Scanner:
         looked at: an operator may have ended their waits, or may do so later."""
         for letter in letters:
             if letter.state == "held":
-                self.backlog.wait(letter.sequence, math.inf)
+                self.backlog.wait(letter, math.inf)
         waiting = [
             entry
             for letter in letters
             if letter.attempts and letter.state != "held" and not self._lanes.of(letter.topic).room()
-            if (entry := self.backlog.entry(letter.sequence)) is not None
+            if (entry := self.backlog.entry(letter.bucket, letter.sequence)) is not None
         ]
         if waiting:
             # Now, not in the next transaction: on a new connection that would read them all again.
@@ -298,14 +307,16 @@ class Scanner:
         """Lanes with messages that can be sent now."""
         return self._lanes.open(self.backlog.topics)
 
-    def _fetch(self, connection: Connection, entries: list[BacklogEntry], letters: dict[int, Letter]) -> None:
+    def _fetch(
+        self, connection: Connection, entries: list[BacklogEntry], letters: dict[BacklogEntry, Letter]
+    ) -> None:
         """Read messages that an earlier scan has found."""
-        missing = [(each.bucket, each.sequence) for each in entries if each.sequence not in letters]
+        missing = {(each.bucket, each.sequence): each for each in entries if each not in letters}
         if missing:
-            for letter in self._database.fetch(connection, missing, self._light):
-                letters[letter.sequence] = letter
-            # An operator has dropped the others.
-            self.backlog.remove(sequence for _, sequence in missing if sequence not in letters)
+            for letter in self._database.fetch(connection, [*missing], self._light):
+                if (entry := missing.pop((letter.bucket, letter.sequence), None)) is not None:
+                    letters[entry] = letter
+            self.backlog.remove(missing.values())  # an operator has dropped or moved them
 
     def _rotate(self, letters: list[Letter]) -> None:
         """Start the next scan behind the last bucket of this one, so that each bucket gets its turn."""
@@ -320,19 +331,20 @@ class Scanner:
     def settle(self, report: Report) -> None:
         """Note the outcomes that are being written."""
         backlog = self.backlog
-        backlog.remove(letter.sequence for letter in report.accepted)
+        backlog.remove(report.accepted)
         for answer in report.others:
-            if (entry := backlog.entry(answer.letter.sequence)) is not None:
+            letter = answer.letter
+            if (entry := backlog.entry(letter.bucket, letter.sequence)) is not None:
                 backlog.note_sends(entry, answer.attempts, answer.unanswered)
         for letter, seconds in report.waits:
-            backlog.wait(letter.sequence, seconds)
+            backlog.wait(letter, seconds)
         for death in report.dead:
             if self._settings.holds and death.letter.key is not None:
-                backlog.wait(death.letter.sequence, math.inf)
+                backlog.wait(death.letter, math.inf)
             else:
-                backlog.remove([death.letter.sequence])
+                backlog.remove([death.letter])
         for letter in report.unsent:
-            backlog.keep_unsent(letter.sequence)
+            backlog.keep_unsent(letter)
         if self.paused:
             self._forget_paused([*report.unsent, *(letter for letter, _ in report.waits)])
         if self._gives_up:
@@ -341,11 +353,9 @@ class Scanner:
     def _forget_paused(self, letters: Iterable[Letter]) -> None:
         """Forget messages whose topics were paused while they were on their way: they are read again after
         the pause."""
-        self.backlog.remove(
-            letter.sequence for letter in letters if not {"*", letter.topic}.isdisjoint(self.paused)
-        )
+        self.backlog.remove(letter for letter in letters if not {"*", letter.topic}.isdisjoint(self.paused))
 
     def launch(self, choice: Choice) -> None:
         """After the commit, note that these messages are being sent or given up."""
-        self.backlog.send(letter.sequence for letter in chain(choice.letters, choice.exhausted))
+        self.backlog.send(chain(choice.letters, choice.exhausted))
         self._sifter.launch(choice)

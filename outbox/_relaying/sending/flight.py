@@ -63,11 +63,11 @@ class Flight:
         self._arrived = arrived
         self._lock = threading.Lock()
         self._report = Report()
-        self._unsent = {letter.sequence: letter for letter in letters}
+        self._unsent = dict.fromkeys(letters)
         self._failed: set[str] = set()
         self._queues = _queues(letters) if ordered else {}
         """For each key with several messages in this batch: the messages not noted yet, in order."""
-        self._early: dict[str | None, dict[int, Any]] = defaultdict(dict)
+        self._early: dict[str | None, dict[Letter, Any]] = defaultdict(dict)
         """By key, the outcomes of messages in its queue."""
         self._asked = math.inf
         self._is_taken = False
@@ -84,22 +84,22 @@ class Flight:
         with self._lock:
             report, self._report, self.has_news_since = self._report, Report(), math.inf
             if report.others:
-                report.unsent = [each for each in self._unsent.values() if each.key in self._failed]
+                report.unsent = [each for each in self._unsent if each.key in self._failed]
             for letter in report.unsent:
-                del self._unsent[letter.sequence]
+                del self._unsent[letter]
         report.seconds = time.monotonic() - self.begun
         return report
 
     def unanswered(self) -> list[Letter]:
         """The messages without an outcome: if the flight is over, they were not sent."""
         with self._lock:
-            return list(self._unsent.values())
+            return list(self._unsent)
 
     def unrecorded(self) -> list[Letter]:
         """The messages whose outcome has not been collected: they have been sent, or will be."""
         with self._lock:
             arrived = [*self._report.accepted, *(answer.letter for answer in self._report.others)]
-            return [*arrived, *self._unsent.values()]
+            return [*arrived, *self._unsent]
 
     def cancel(self) -> None:
         """End the batch if it has not begun."""
@@ -170,7 +170,7 @@ class Flight:
             self._report.accepted += letters
             self._is_taken = True
             for letter in letters:
-                del self._unsent[letter.sequence]
+                del self._unsent[letter]
             self.seconds = time.monotonic() - self.begun
             has_news = self._begin_news()
         if has_news:
@@ -199,15 +199,15 @@ class Flight:
         """Note the outcomes of a key in the order of its messages, in whatever order they arrive. A failure
         is noted once no later message is on its way; these count as not sent, whatever their outcome."""
         queue, early = self._queues[letter.key], self._early[letter.key]
-        early[letter.sequence] = outcome
-        while queue and isinstance(early.get(queue[0].sequence), Accepted):
+        early[letter] = outcome
+        while queue and isinstance(early.get(queue[0]), Accepted):
             first = queue.popleft()
-            self._note(first, early.pop(first.sequence))
+            self._note(first, early.pop(first))
         if queue and len(early) == len(queue):
-            self._note(queue[0], early[queue[0].sequence])
+            self._note(queue[0], early[queue[0]])
 
     def _note(self, letter: Letter, outcome: Any) -> None:
-        del self._unsent[letter.sequence]
+        del self._unsent[letter]
         if isinstance(outcome, Accepted):
             self._report.accepted.append(letter)
             self._is_taken = True

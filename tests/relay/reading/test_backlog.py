@@ -94,7 +94,7 @@ class Machine(RuleBasedStateMachine):
             before = [n for n, each in self.known.items() if each.key == key and n < sequence]
             assert set(before) <= set(picked)
             assert self.known[sequence].envelope.topic == topic
-        self.backlog.send(picked)
+        self.backlog.send(self.known[n] for n in picked)
         self.away |= set(picked)
 
     @precondition(lambda self: self.away)
@@ -109,16 +109,16 @@ class Machine(RuleBasedStateMachine):
         same = {n for n in self.away if its_key is not None and self.known[n].key == its_key and n > sequence}
         self.away -= {sequence}
         if end == "left":
-            self.backlog.remove([sequence])
+            self.backlog.remove([self.known[sequence]])
             del self.known[sequence]
             return
         if end == "waits":
-            self.backlog.wait(sequence, 60)
+            self.backlog.wait(self.known[sequence], 60)
             self.waits.add(sequence)
         else:
-            self.backlog.keep_unsent(sequence)
+            self.backlog.keep_unsent(self.known[sequence])
         for each in sorted(same):  # the later ones were not sent either
-            self.backlog.keep_unsent(each)
+            self.backlog.keep_unsent(self.known[each])
             self.away -= {each}
 
     @precondition(lambda self: self.waits)
@@ -127,7 +127,7 @@ class Machine(RuleBasedStateMachine):
         """A message's wait ends."""
         sequence = data.draw(st.sampled_from(sorted(self.waits)))
         self.waits.discard(sequence)
-        entry = self.backlog.entry(sequence)
+        entry = self.backlog.entry(self.known[sequence].bucket, sequence)
         assert entry is not None
         self.backlog.let_go(entry)
 
@@ -136,7 +136,7 @@ class Machine(RuleBasedStateMachine):
     def answers_change(self, data: Any, unanswered: int) -> None:
         """A send gets no answer, or an operator releases a message."""
         sequence = data.draw(st.sampled_from(sorted(self.known)))
-        entry = self.backlog.entry(sequence)
+        entry = self.backlog.entry(self.known[sequence].bucket, sequence)
         assert entry is not None
         attempts = max(unanswered, data.draw(st.integers(0, 1)))
         self.backlog.note_sends(entry, attempts, unanswered)
@@ -208,7 +208,7 @@ def test_the_messages_of_a_key_stay_in_order(order: list[int], late: int) -> Non
         (entry,) = backlog.pick("one", 1, 1)
         left.append(entry.sequence)
         assert min(backlog.lowest().values()) == entry.sequence
-        backlog.remove([entry.sequence])
+        backlog.remove([entry])
     assert left == sorted({*order[:late], *(n for n in order[late:] if n % 2)})
 
 
@@ -218,12 +218,13 @@ def test_waits_end(monkeypatch: Any) -> None:
     now = 1_000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     backlog = Backlog()
-    for sequence in (1, 2, 3):
-        backlog.add([letter(sequence)])
-        backlog.wait(sequence, sequence)
+    letters = [letter(sequence) for sequence in (1, 2, 3)]
+    backlog.add(letters)
+    for each in letters:
+        backlog.wait(each, each.sequence)
     assert backlog.seconds() == 1
-    backlog.wait(1, 4)
-    backlog.remove([2])
+    backlog.wait(letters[0], 4)
+    backlog.remove([letters[1]])
     now += 3.5
     assert [entry.sequence for entry in backlog.ended(2)] == [3]
     now += 1.0
@@ -234,18 +235,18 @@ def test_a_wait_that_ends_behind_a_message_of_its_key() -> None:
     """If an earlier message of the key was committed late, a message whose wait has ended still waits until
     that one is sent."""
     backlog = Backlog()
-    for sequence in (2, 1):
-        backlog.add([letter(sequence, key="a")])
-    entry = backlog.entry(2)
+    first, second = letter(1, key="a"), letter(2, key="a")
+    backlog.add([second, first])
+    entry = backlog.entry(second.bucket, 2)
     assert entry is not None
-    backlog.wait(2, 0)
-    backlog.send([1])
+    backlog.wait(second, 0)
+    backlog.send([first])
     backlog.let_go(entry)
     assert not backlog.topics
-    backlog.wait(1, 60)
+    backlog.wait(first, 60)
     assert not backlog.topics
-    backlog.remove([1])
-    backlog.send([2])
+    backlog.remove([first])
+    backlog.send([second])
     backlog.let_go(entry)
     assert not backlog.topics
 
@@ -254,6 +255,7 @@ def test_an_operator_is_noticed() -> None:
     """However long a message has to wait, the relay soon looks at it again, so that it notices an operator's
     action."""
     backlog = Backlog()
-    backlog.add([letter(1)])
-    backlog.wait(1, float("inf"))
+    waiting = letter(1)
+    backlog.add([waiting])
+    backlog.wait(waiting, float("inf"))
     assert backlog.seconds() <= module.LOOK_AGAIN

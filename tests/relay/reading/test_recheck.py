@@ -1,6 +1,7 @@
 """PostgreSQL: sequences that were drawn in ways a relay cannot see hide no message from it."""
 
 import logging
+import math
 import re
 import time
 from collections.abc import Iterator
@@ -10,13 +11,16 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, event, func, insert, select, update
 
+from inbox_outbox_base.databases.letter import Place
+from inbox_outbox_base.databases.postgresql.relaying import PostgreSQLRelaying
+from inbox_outbox_base.databases.relaying import Scan
 from outbox import Relay, Unavailable, retry
 from outbox._relaying.reading import recheck
 from outbox._relaying.settings import RelaySettings
 from outbox.errors import UnsafeSequence
 from outbox.schema import BUCKETS
 from tests.support.database import Database
-from tests.support.outbox_publishers import TABLES, Recorder, count, publish, waiting
+from tests.support.outbox_publishers import ACCEPTED, TABLES, Recorder, accept, count, publish, waiting
 from tests.support.processes import wait_until
 from tests.support.together import Task
 
@@ -128,6 +132,44 @@ def test_a_sequence_behind_the_messages_is_refused(postgres: Database, is_reconn
         task.result()
 
 
+@pytest.mark.parametrize("size", [1, 2_000])
+def test_two_messages_with_one_number(postgres: Database, size: int) -> None:
+    """After a copy of rows, messages of several buckets have the same numbers: each is sent with its own
+    payload, large ones too, those of a key in their order, and one that cannot be sent hides no other."""
+    engine = postgres.engine()
+    names = {each: each + "." * size for each in ("a1", "a2", "b1", "b2", "c1", "c2")}
+    publisher = Recorder(lambda each: Unavailable("away") if each.topic == "away" else ACCEPTED)
+    publish(engine, names["a1"], names["a2"])
+    used = waiting(engine)[names["a1"]].bucket
+    copy(engine, {1: names["b1"], 2: names["b2"]}, (used + 1) % BUCKETS)
+    copy(engine, {1: names["c1"], 2: names["c2"]}, (used + 2) % BUCKETS, topic="away")
+    relay = Relay(engine, publisher, poll=0.02, batch=16_000)
+    task = Task(relay.run)
+    wait_until(lambda: [*waiting(engine)] == [names["c1"], names["c2"]])
+    publisher.answer = accept
+    wait_until(lambda: not waiting(engine))
+    relay.stop()
+    task.result()
+    for key in "abc":
+        assert publisher.of(key) == [names[f"{key}1"], names[f"{key}2"]]
+
+
+def test_what_is_asked_of_two_messages_with_one_number(postgres: Database) -> None:
+    """The same for what a relay asks about rows: each answer is that of the bucket."""
+    engine, database = postgres.engine(), PostgreSQLRelaying(TABLES)
+    copy(engine, {1: "a1"}, 0)
+    copy(engine, {1: "b1"}, 1)
+    hold(engine, 1)
+    places: list[Place] = [(0, 1), (1, 1)]
+    with engine.begin() as connection:
+        letters = database.fetch(connection, places, 10)
+        assert {each.bucket: each.payload for each in letters} == {0: b"a1", 1: b"b1"}
+        assert database.payloads(connection, letters) == {(0, 1): b"a1", (1, 1): b"b1"}
+        assert database.progress(connection, places) == {(0, 1): 0, (1, 1): math.inf}
+        known = Scan([(0, 0), (1, 0)], 10, 10, {0: [1]}, [], 10)
+        assert [each.bucket for each in database.scan(connection, known).letters] == [1]
+
+
 @pytest.mark.usefixtures("often")
 def test_a_message_with_a_low_number(postgres: Database, caplog: pytest.LogCaptureFixture) -> None:
     """Rows that appear below messages sent long ago are sent too, in the order of their sequences within a
@@ -173,6 +215,8 @@ def test_behind_a_message_that_is_held(postgres: Database) -> None:
         let_numbers_grow(engine, publisher, marks, held=bucket)
         copy(engine, {5: "z1", 6: "a2"}, bucket)
         wait_until(lambda: publisher.of("z") == ["z1"])
+        copy(engine, {1: "y1"}, (bucket + 1) % BUCKETS)  # it has the number of the message that is held
+        wait_until(lambda: publisher.of("y") == ["y1"])
         time.sleep(0.5)
         assert list(waiting(engine)) == ["a1", "a2"]
         retry(engine, waiting(engine)["a1"].id)
@@ -228,16 +272,16 @@ def numbers_in(array: str) -> list[int]:
     return [int(each) for each in array.strip("{}").split(",")]
 
 
-def copy(engine: Engine, names: dict[int, str], bucket: int = 0) -> None:
+def copy(engine: Engine, names: dict[int, str], bucket: int = 0, topic: str = "orders") -> None:
     """Insert messages with these sequences."""
     rows = [
         {
             "bucket": bucket,
             "sequence": number,
-            "id": f"copy-{number}",
+            "id": f"copy-{name[:2]}",
             "key": name[0],
             "payload": name.encode(),
-            "topic": "orders",
+            "topic": topic,
             "content_type": "text/plain",
         }
         for number, name in names.items()
@@ -246,10 +290,13 @@ def copy(engine: Engine, names: dict[int, str], bucket: int = 0) -> None:
         connection.execute(insert(TABLES.message), rows)
 
 
-def hold(engine: Engine) -> None:
-    """Make all messages held ones, which wait for an operator."""
+def hold(engine: Engine, bucket: int | None = None) -> None:
+    """Make all messages, or those of a bucket, held ones, which wait for an operator."""
+    chosen = update(TABLES.message).values(state="held", error="no")
+    if bucket is not None:
+        chosen = chosen.where(TABLES.message.c.bucket == bucket)
     with engine.begin() as connection:
-        connection.execute(update(TABLES.message).values(state="held", error="no"))
+        connection.execute(chosen)
 
 
 def pages_of(engine: Engine) -> int:
