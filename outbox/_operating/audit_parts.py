@@ -93,11 +93,10 @@ def unsent_apart(engine: Engine, inbox_engine: Engine, question: Question) -> Un
     tables, key = question.outbox, question.key
     count, name = statements.count_unsent(tables, None, key), statements.unsent(tables, None, key)
     found = transact(engine, tables, lambda each: _counted(each, count, question))
-    pages = (statements.asked_page(tables, key), 0), (statements.dead_page(tables, key), "")
     missing: list[Missing] = []
-    for statement, first in pages:
+    for statement in (statements.asked_page(tables, key), statements.dead_page(tables, key)):
         named = 0
-        for row, status in _asked(engine, inbox_engine, question, statement, first):
+        for row, status in _asked(engine, inbox_engine, question, statement):
             if status == "consumed":
                 _take(found, row)
             elif row.late and named < question.given["limit_"]:
@@ -122,7 +121,7 @@ def sent_apart(engine: Engine, inbox_engine: Engine, question: Question) -> Sent
     """The same for an inbox elsewhere, page by page."""
     found = Sent()
     statement = statements.sent_page(question.outbox, question.key)
-    for row, status in _asked(engine, inbox_engine, question, statement, ""):
+    for row, status in _asked(engine, inbox_engine, question, statement):
         found.messages += 1
         found.oldest = row.since if found.oldest is None else min(found.oldest, row.since)
         if status == "consumed":
@@ -163,10 +162,10 @@ def _some(missing: list[Missing], limit: int) -> list[Missing]:
 
 
 def _asked(
-    engine: Engine, inbox_engine: Engine, question: Question, statement: Executable, first: int | str
+    engine: Engine, inbox_engine: Engine, question: Question, statement: Executable
 ) -> Iterator[tuple[Row[Any], str | None]]:
     """Messages, read page by page, with the status of each in the inbox."""
-    after = first
+    after = ""
     while True:
         given = question.given | {"after_": after, "limit_": _PAGE}
         page = transact(engine, question.outbox, lambda each: each.execute(statement, given).all())  # noqa: B023
@@ -176,7 +175,7 @@ def _asked(
         known = transact(inbox_engine, question.outbox, look_up, question.taken)
         for row in page:
             yield row, known.get(row.taken_by)
-        after = page[-1].place
+        after = page[-1].id
 
 
 def _known(connection: Connection, question: Question, keys: Iterable[str]) -> dict[str, str]:

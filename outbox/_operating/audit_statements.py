@@ -171,11 +171,11 @@ def _found(
 def _page(
     table: Table, state: ColumnElement[Any], time: ColumnElement[Any], late: ColumnElement[bool], key: str
 ) -> Select[Any]:
-    """The same with the consumer's key, from a place on."""
-    place = table.c.sequence if "sequence" in table.c else table.c.id
+    """The same with the consumer's key, from an id on: not from a number, which several rows may have."""
+    c = table.c
     asked = business_key(table, key).label("taken_by"), case((late, 1), else_=0).label("late")
-    found = _found(table, state, time, literal(None, String)).add_columns(*asked, place.label("place"))
-    return found.where(place > bindparam("after_", type_=place.type)).order_by(place)
+    found = _found(table, state, time, literal(None, String)).add_columns(*asked)
+    return found.where(c.id > bindparam("after_", type_=c.id.type)).order_by(c.id)
 
 
 @cache

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event
+from sqlalchemy import Engine, event, update
 
 import outbox
 from inbox import Inbox, SqlStore, StatusInbox, set_policy
@@ -15,6 +15,7 @@ from outbox.errors import InvalidOption, TablesMissing
 from tests.support.database import Database
 from tests.support.on_servers import WITH_WRITERS, on
 from tests.support.outbox_publishers import (
+    TABLES,
     Recorder,
     due_unmoved,
     due_unsent,
@@ -256,6 +257,21 @@ def test_an_inbox_in_another_database(
         "on_the_way": 3,
         "dead": 1,
     }
+
+
+@on("postgresql")
+def test_messages_with_one_number(engine: Engine, elsewhere: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The audit counts messages of several buckets that have the same number, as after a copy of rows, also
+    if they are not on the same page."""
+    monkeypatch.setattr("outbox._operating.audit_parts._PAGE", 1)
+    ids = publish(engine, "a1", "b1", "c1")
+    relay(engine, Recorder(lambda _: Unknown("silence")))
+    with engine.begin() as connection:
+        for bucket, own in enumerate(ids):
+            place = {"bucket": bucket, "sequence": 9}
+            connection.execute(update(TABLES.message).where(TABLES.message.c.id == own).values(place))
+    take(elsewhere, "a", "b", "c")
+    assert counts(audit(engine, inbox_engine=elsewhere)) == {"taken": 3}
 
 
 def test_messages_taken_although_their_sends_got_no_answer(
