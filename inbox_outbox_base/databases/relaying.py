@@ -262,12 +262,12 @@ class Relaying:
         """
         return None
 
-    def check_sequence(self, connection: Connection, writers: Writers) -> None:
+    def check_sequence(self, connection: Connection) -> None:
         """Refuse a sequence that will draw the numbers of waiting messages again. Most databases cannot have
         one: they draw above the highest number in the table.
 
         Raises:
-            UnsafeSequence: the sequence is behind the messages.
+            UnsafeSequence: each session caches numbers, or the sequence is behind the messages.
         """
 
     def running(self, connection: Connection) -> frozenset[str]:

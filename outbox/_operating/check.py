@@ -82,7 +82,7 @@ class _OutboxProbes:
     def _sequence(self) -> str | None:
         try:
             with self.trials.rolled_back() as connection:
-                self.database.writers(connection)
+                self.database.check_sequence(connection)
         except UnsafeSequence as error:
             return str(error)
         return None

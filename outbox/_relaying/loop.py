@@ -278,6 +278,7 @@ class RelayLoop(ABC, Generic[E, P]):
 
         Raises:
             UnsafeDatabase: a table cannot keep a promise any more, or hides rows.
+            UnsafeSequence: the sequence of message numbers is cached per session, or is behind the messages.
         """
         try:
             self._do(self._rounds.look, 1)

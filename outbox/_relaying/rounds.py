@@ -111,11 +111,10 @@ class Rounds:
         Raises:
             WrongBucketCount: the database does not have the required number of buckets.
             UnsafeDatabase: a table cannot keep a promise, or hides rows from this role.
-            UnsafeSequence: the sequence of message numbers is cached per session.
+            UnsafeSequence: as `tend`.
         """
         self.look(connection)
         tell(connection)
-        self._database.writers(connection)  # only for its check of the sequence
         generation = newest(connection, self._tables)
         count = len(generation.buckets)
         if self._settings.buckets not in (None, count):
@@ -208,9 +207,11 @@ class Rounds:
 
         Raises:
             UnsafeDatabase: a table cannot keep a promise, or hides rows from this role.
+            UnsafeSequence: as `tend`. Rows may be copied while relays run, with numbers to be drawn later.
         """
         self._next_look = time.monotonic() + memories.BELIEVED
         check_relays(connection, self._tables)
+        self._database.check_sequence(connection)
 
     @property
     def recheck_is_due(self) -> bool:

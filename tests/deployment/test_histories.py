@@ -6,20 +6,22 @@ from itertools import count as numbers
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, NullPool, create_engine, text
+from sqlalchemy import Engine, NullPool, create_engine, insert, text
 from sqlalchemy.exc import DBAPIError
 
 import outbox
-from outbox import Relay
+from inbox_outbox_base.transactions import memories
+from outbox import Relay, Unavailable
 from outbox._relaying import strays
 from outbox.errors import UnsafeSequence
 from tests.deployment.test_standby import Pair
 from tests.deployment.test_standby import pair as pair  # a fixture
-from tests.support.database import make_tables
+from tests.support.database import Database, make_tables
 from tests.support.outbox_publishers import TABLES, Recorder, count, names_of, publish
 from tests.support.processes import wait_until
 from tests.support.relay.crashes import running
 from tests.support.replication import MariaDBPair, Primary
+from tests.support.together import Task
 
 KEYS = "abcdefgh"
 
@@ -122,6 +124,24 @@ def test_a_logical_copy() -> None:
         assert publisher.of("a") == ["a1", "a2", "a3"]
         for each in (engine, copy):
             each.dispose()
+
+
+def test_rows_that_are_copied_above_the_sequence(postgres: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are copied with numbers that the sequence will draw later: `check` names the repair, and a running
+    relay ends with the same error, within a minute."""
+    monkeypatch.setattr(memories, "BELIEVED", 0.5)
+    engine = postgres.engine()
+    publisher = Recorder({"a1": [Unavailable("away")] * 1_000})
+    task = Task(Relay(engine, publisher, poll=0.02).run)
+    publish(engine, "b1")
+    wait_until(lambda: publisher.of("b"))
+    with engine.begin() as connection:
+        given = {"bucket": 0, "sequence": 7, "id": "copied", "topic": "orders"}
+        connection.execute(insert(TABLES.message), given | {"payload": b"a1", "content_type": "x"})
+    with pytest.raises(UnsafeSequence, match="is at 1, but there are rows up to 7") as raised:
+        task.result()
+    refused = {each.what: each.why for each in outbox.check(engine).findings if each.result == "refused"}
+    assert refused == {"the sequence": str(raised.value)}
 
 
 def do(engine: Engine, statement: str) -> None:

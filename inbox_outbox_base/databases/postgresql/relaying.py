@@ -121,15 +121,21 @@ class PostgreSQLRelaying(Relaying):
 
     def writers(self, connection: Connection) -> Writers | None:
         # First the sequence, then the locks: a transaction takes the lock before it draws a sequence.
-        drawn, origin, cached = connection.execute(numbers.highest(self.tables)).one()
-        if cached > 1:
-            raise UnsafeSequence(numbers.refusal(self.tables, cached))
+        drawn, origin = self._drawn(connection)
         writing = frozenset(connection.execute(numbers.transactions(self.tables)).scalars())
         # A prepared transaction belongs to no session: its virtual number begins with -1.
         return Writers(drawn, writing, origin, any(each.startswith("-") for each in writing))
 
-    def check_sequence(self, connection: Connection, writers: Writers) -> None:
-        highest = connection.execute(numbers.above(self.tables), {"drawn": writers.highest}).scalar()
+    def _drawn(self, connection: Connection) -> tuple[int, str]:
+        """The highest sequence drawn so far, and its origin."""
+        drawn, origin, cached = connection.execute(numbers.highest(self.tables)).one()
+        if cached > 1:
+            raise UnsafeSequence(numbers.refusal(self.tables, cached))
+        return drawn, origin
+
+    def check_sequence(self, connection: Connection) -> None:
+        before, _ = self._drawn(connection)
+        highest = connection.execute(numbers.above(self.tables), {"drawn": before}).scalar()
         if highest is None:
             return
         # Again: others may have drawn numbers since.

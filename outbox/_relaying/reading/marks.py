@@ -51,7 +51,7 @@ class Marks:
             highest = max(highest, self._highest)
         went_back = scanner.frontier.record_writers(writers) or highest > writers.highest
         if went_back or writers.origin != self._origin:
-            self._database.check_sequence(connection, writers)
+            self._database.check_sequence(connection)
         self._origin, self._highest = writers.origin, writers.highest
         if went_back:
             scanner.start_over()
