@@ -8,6 +8,9 @@ from sqlalchemy import Connection, Dialect, PrimaryKeyConstraint, Table, UniqueC
 from inbox_outbox_base.tables.columns import Bytewise
 from inbox_outbox_base.words.findings import Finding
 
+ADDED_BY_RELAYS = frozenset(f"outbox_{name}" for name in ("message", "sent", "dead", "gone", "relay"))
+"""Tables to which relays add rows: one without a place stops a relay, and publishers do not notice."""
+
 
 class Checking(ABC):
     """One subclass for each database."""
@@ -92,6 +95,29 @@ def wrong_types(
     if wrong:
         why = f"the type of {', '.join(wrong)} cuts values, or changes or compares them in another way"
         yield refused(table.name, why, "give these columns the types that `inbox-outbox migrate` makes")
+
+
+def unfilled(table: Table, required: Mapping[str, bool]) -> Iterator[Finding]:
+    """Columns that refuse rows of ours, for want of a value. `required` has the columns that are NOT NULL
+    in the database, and whether it fills them itself."""
+    wrong = [name for name, is_filled in required.items() if _is_unfilled(table, name, is_filled=is_filled)]
+    if wrong:
+        why = f"{', '.join(wrong)} is NOT NULL, and rows of ours have no value there"
+        yield refused(table.name, why, "let it be NULL, or give a column of your own a default")
+
+
+def _is_unfilled(table: Table, name: str, *, is_filled: bool) -> bool:
+    own = table.columns.get(name)
+    if own is None:
+        return not is_filled
+    return bool(own.nullable) or (own.server_default is not None and not is_filled)
+
+
+def incomplete(table: str, names: Sequence[str]) -> Iterator[Finding]:
+    """Tables divided by ranges or lists that leave values out: our table, or partitions of it."""
+    if names:
+        why = f"{', '.join(names)} has no partition for the values that the others leave out"
+        yield refused(table, f"{why}, so a relay would stop at one", "add one with MAXVALUE or DEFAULT")
 
 
 def bytewise(table: Table) -> list[str]:

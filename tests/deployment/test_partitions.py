@@ -33,7 +33,7 @@ mail, payments = Inbox("mail"), Inbox("payments", retention=timedelta(days=365))
 
 OF_OUTBOX = {
     "hash": ("HASH (bucket)", [f"WITH (MODULUS 4, REMAINDER {number})" for number in range(4)]),
-    "list": ("LIST (bucket)", ["IN (0)", f"IN ({', '.join(map(str, range(1, 64)))})"]),
+    "list": ("LIST (bucket)", ["IN (0)", "DEFAULT"]),
     "range": ("RANGE (bucket)", ["FROM (MINVALUE) TO (30)", "FROM (30) TO (MAXVALUE)"]),
 }
 
@@ -57,7 +57,8 @@ def partition(connection: Connection, table: str, part: str, by: str, partitions
         )
     connection.execute(text("DROP TABLE plain"))
     for number, values in enumerate(partitions):
-        connection.execute(text(f"CREATE TABLE {part}{number} PARTITION OF {table} FOR VALUES {values}"))
+        values = values if values == "DEFAULT" else f"FOR VALUES {values}"
+        connection.execute(text(f"CREATE TABLE {part}{number} PARTITION OF {table} {values}"))
 
 
 def test_a_key_is_taken_once(engine: Engine) -> None:
@@ -215,6 +216,41 @@ def test_a_map_to_another_database(migrated: Database) -> None:
             connection.execute(DropSchema(name))
 
 
+GAPS = {
+    "outbox_dead": ("RANGE (id)", ["FROM (MINVALUE) TO ('m')", "FROM ('n') TO (MAXVALUE)"]),
+    "outbox_gone": ("LIST (topic)", ["IN ('*')"]),
+    "outbox_message": ("RANGE (bucket)", ["FROM (0) TO (MAXVALUE)"]),
+    "outbox_sent": ("RANGE (id)", []),
+}
+
+
+def test_a_partition_that_is_missing(postgres: Database) -> None:
+    """Relays find a place for every row that they add, also in a partition that is divided itself. Where one
+    is missing, the table is refused; with a partition for the other values it is right."""
+    engine = postgres.engine()
+    with engine.begin() as connection:
+        for table, how in GAPS.items():
+            partition(connection, table, f"{table}_", *how)
+        connection.execute(text("DROP TABLE outbox_message_0"))
+        connection.execute(
+            text(
+                "CREATE TABLE outbox_message_0 PARTITION OF outbox_message FOR VALUES FROM (MINVALUE) TO "
+                "(MAXVALUE) PARTITION BY LIST (sequence)"
+            )
+        )
+    found = {each.what: each.why for each in outbox.check(engine).findings if each.result == "refused"}
+    assert {*found} == {f"table {table}" for table in GAPS}
+    for table in GAPS:
+        part = "outbox_message_0" if table == "outbox_message" else table
+        assert found[f"table {table}"].startswith(f"{part} has no partition for the values")
+    with pytest.raises(outbox.errors.UnsafeDatabase, match="outbox_gone has no partition"):
+        Relay(engine, Recorder()).run_once()
+    with engine.begin() as connection:
+        for table in ("outbox_dead", "outbox_gone", "outbox_message_0", "outbox_sent"):
+            connection.execute(text(f"CREATE TABLE {table}_others PARTITION OF {table} DEFAULT"))
+    handle_and_relay(engine)
+
+
 @on("mariadb", "mysql")
 def test_records_without_a_place(migrated: Database) -> None:
     """A table to which only relays add needs a place for every row; without one, a record is not dropped in
@@ -239,4 +275,9 @@ def test_records_without_a_place(migrated: Database) -> None:
         places = [tuple(row) for row in connection.execute(select(message.c.bucket, message.c.sequence))]
         with pytest.raises(OperationalError, match="no partition"):
             database.forget(connection, database.fetch(connection, places, 100), keep=60)
-    assert any("add one with MAXVALUE" in each.why for each in outbox.check(engine).findings)
+        ranges = (
+            "ALTER TABLE outbox_message PARTITION BY RANGE (sequence) (PARTITION p VALUES LESS THAN (99))"
+        )
+        connection.exec_driver_sql(ranges)
+    wrong = [each.what for each in outbox.check(engine).findings if "add one with MAXVALUE" in each.why]
+    assert wrong == ["table outbox_message", "table outbox_sent"]

@@ -9,11 +9,14 @@ from typing import Any
 from sqlalchemy import Connection, Dialect, Row, Table, bindparam, text
 
 from inbox_outbox_base.checks.catalogue import (
+    ADDED_BY_RELAYS,
     Checking,
     changing_triggers,
+    incomplete,
     references,
     referred_to,
     refused,
+    unfilled,
     wrong_keys,
     wrong_types,
 )
@@ -28,7 +31,12 @@ _CATALOGUE = text("""
     WHERE table_schema = coalesce(:schema, database()) AND table_name IN :tables
     UNION ALL
     SELECT 'column', CONVERT(table_name USING utf8mb4), CONVERT(column_name USING utf8mb4),
-           CONVERT(concat_ws(' ', column_type, character_set_name) USING utf8mb4), 0
+           CONVERT(concat_ws(' ', column_type, character_set_name) USING utf8mb4),
+           -- 1: the server fills it; 2: it does not. Outside strict mode it fills every column.
+           CASE WHEN is_nullable = 'YES' THEN 0
+                WHEN column_default IS NULL AND extra NOT LIKE '%auto_increment%'
+                     AND extra NOT LIKE '%GENERATED%' AND @@sql_mode LIKE '%STRICT%' THEN 2
+                ELSE 1 END
     FROM information_schema.columns
     WHERE table_schema = coalesce(:schema, database()) AND table_name IN :tables
     UNION ALL
@@ -76,8 +84,6 @@ _TABLES = {"BASE TABLE", "SYSTEM VERSIONED"}
 _WHOLE = ("tinyint", "smallint", "mediumint", "int", "bigint")
 """The types of whole numbers, the smallest first."""
 _SHORT = {"BOOL": "tinyint", "INTEGER": "int"}
-_RELAYS_ADD = ("outbox_sent", "outbox_dead")
-"""Tables into which only relays write, when a message has left."""
 _LONG_TEXT = ("mediumtext", "longtext")
 
 
@@ -139,6 +145,8 @@ def _problems(table: Table, dialect: Dialect, found: dict[str, list[Row[Any]]]) 
     if found["trigger"]:
         yield changing_triggers(table.name, [row.name for row in found["trigger"]])
     yield from wrong_types(table, dialect, {row.name: row.detail for row in found["column"]}, _holds)
+    # In the database, the names of columns have no case.
+    yield from unfilled(table, {row.name.lower(): row.number == 1 for row in found["column"] if row.number})
     yield from references(table.name, [row.name for row in found["reference"]])
     if found["referrer"]:
         yield referred_to(table.name, [f"{row.name}.{row.detail}" for row in found["referrer"]])
@@ -154,9 +162,8 @@ def _partitions(found: dict[str, list[Row[Any]]], *, is_mariadb: bool) -> Iterat
         if not is_mariadb and row.name.endswith("KEY") and "," in row.detail:
             why = f"it is partitioned by {row.name} ({row.detail}): MySQL does not find all keys of a list"
             yield refused(row.place, why, "partition it by KEY of one column")
-        if row.place in _RELAYS_ADD and row.name.startswith(("RANGE", "LIST")) and not row.number:
-            why = "no partition takes the values that the others leave out, so a relay would stop at one"
-            yield refused(row.place, why, "add one with MAXVALUE or DEFAULT")
+        if row.place in ADDED_BY_RELAYS and row.name.startswith(("RANGE", "LIST")) and not row.number:
+            yield from incomplete(row.place, [row.place])
 
 
 def _holds(declared: str, there: str) -> bool:

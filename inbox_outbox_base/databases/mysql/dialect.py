@@ -53,9 +53,9 @@ class MySQLCodes(Codes):
     read_only = frozenset({1290, 1836})
     # Of a table, of a column.
     denied = frozenset({1142, 1143})
-    # 1118 a row that is too long; 1292, 1416 and 1690 a value; 1369 a view; 1526 no partition; 1644 a
-    # trigger's SIGNAL; 3140 invalid JSON; 3819 and 4025 (MariaDB) a CHECK.
-    refuses_row = frozenset({1118, 1292, 1369, 1416, 1526, 1644, 1690, 3140, 3819, 4025})
+    # 1118 a row that is too long; 1292, 1416 and 1690 a value; 1364 no value; 1369 a view; 1526 no partition;
+    # 1644 a trigger's SIGNAL; 3140 invalid JSON; 3819 and 4025 (MariaDB) a CHECK.
+    refuses_row = frozenset({1118, 1292, 1364, 1369, 1416, 1526, 1644, 1690, 3140, 3819, 4025})
     # 1049 is the database, which is the schema here.
     table_missing = frozenset({1146, 1049})
     # 1044 no right to the database; 1045 wrong password; 1049 no such database; 1698 the account has no

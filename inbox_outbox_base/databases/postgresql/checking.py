@@ -2,6 +2,8 @@
 keeps, changes or drops are not where the answer to a statement says that they are."""
 
 import json
+import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
@@ -24,12 +26,15 @@ from sqlalchemy.dialects.postgresql import OID
 from sqlalchemy.sql.elements import ColumnElement
 
 from inbox_outbox_base.checks.catalogue import (
+    ADDED_BY_RELAYS,
     Checking,
     bytewise,
     changing_triggers,
+    incomplete,
     references,
     referred_to,
     refused,
+    unfilled,
     wrong_keys,
     wrong_types,
 )
@@ -40,6 +45,8 @@ from .relations import relation
 _KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
 _WHOLE = ("smallint", "integer", "bigint")
 """The types of whole numbers, the smallest first."""
+_RANGE = re.compile(r"FOR VALUES FROM \((?:MINVALUE.*|(.*))\) TO \((?:MAXVALUE.*|(.*))\)")
+"""The bounds of a partition; the ends of all values are None."""
 _OWN_TABLE = "create the table itself here with `inbox-outbox migrate`"
 
 _FOUND = text("""
@@ -102,10 +109,19 @@ _FOUND = text("""
                         SELECT FROM pg_database d,
                         LATERAL coalesce(to_jsonb(d) ->> 'datlocprovider', 'c') AS its (provider)
                         WHERE d.datname = current_database() AND (its.provider = 'b'
-                        OR its.provider = 'c' AND d.datcollate IN ('C', 'POSIX')))))
+                        OR its.provider = 'c' AND d.datcollate IN ('C', 'POSIX'))),
+                    CASE WHEN a.attnotnull OR y.typnotnull
+                         THEN a.atthasdef OR a.attidentity <> '' OR y.typdefault IS NOT NULL END))
                 FROM pg_attribute a JOIN pg_type y ON y.oid = a.atttypid
                 LEFT JOIN pg_collation l ON l.oid = a.attcollation
                 WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped) AS columns,
+               -- The bounds of tables divided by ranges or lists, without a partition for all other values.
+               (SELECT jsonb_object_agg(d.partrelid::regclass::text, ARRAY(
+                    SELECT pg_get_expr(p.relpartbound, p.oid)
+                    FROM pg_inherits i JOIN pg_class p ON p.oid = i.inhrelid WHERE i.inhparent = d.partrelid))
+                FROM pg_partitioned_table d
+                WHERE d.partrelid = ANY(tree.parts) AND d.partstrat IN ('l', 'r') AND d.partdefid = 0
+               ) AS bounds,
                -- Others of this name, in the path or in the schema of a role that this session may become.
                current_setting('search_path') LIKE '%$user%' AND EXISTS (
                    SELECT FROM pg_class o JOIN pg_namespace n ON n.oid = o.relnamespace
@@ -157,7 +173,7 @@ _HIDES = """
 def _catalogue(tables: tuple[Table, ...]) -> Select[Any]:
     found: list[ColumnElement[Any]] = [column(name) for name in _NAMES]
     # As text: the application may have its own function for JSON.
-    as_text = [cast(column(name), Text).label(name) for name in ("unique_keys", "columns")]
+    as_text = [cast(column(name), Text).label(name) for name in ("unique_keys", "columns", "bounds")]
     return select(*found, *as_text).select_from(_FOUND).where(_are(tables))
 
 
@@ -225,11 +241,15 @@ def _problems(row: Row[Any], table: Table, dialect: Dialect, *, is_distributed: 
     yield from references(row.name, row.references_others)
     # Text that does not compare byte for byte is no type of ours.
     compared = bytewise(table)
+    columns = json.loads(row.columns)
     types = {
-        name: kind if is_bytewise or name not in compared else ""
-        for name, kind, is_bytewise in json.loads(row.columns)
+        name: kind if is_bytewise or name not in compared else "" for name, kind, is_bytewise, _ in columns
     }
     yield from wrong_types(table, dialect, types, _holds)
+    yield from unfilled(table, {name: filled for name, _, _, filled in columns if filled is not None})
+    if row.name in ADDED_BY_RELAYS:
+        bounds = json.loads(row.bounds or "{}")
+        yield from incomplete(row.name, [name for name, each in bounds.items() if not _is_complete(each)])
     yield from _numbering(row)
     if row.by_role:
         why = "the role decides which of several tables it is (search_path has $user), and each message asks"
@@ -258,6 +278,13 @@ def _holds(declared: str, there: str) -> bool:
     if declared.startswith(("TEXT", "VARCHAR")):
         return there == "text" or there.startswith("character varying")
     return there.replace("timestamp(6)", "timestamp") == declared.lower()  # six digits are all that there are
+
+
+def _is_complete(bounds: list[str]) -> bool:
+    """Whether these ranges, which never overlap, leave no gap: each end is another's beginning."""
+    ranges = [found.groups() for each in bounds if (found := _RANGE.fullmatch(each))]
+    begins, ends = Counter(begin for begin, _ in ranges), Counter(end for _, end in ranges)
+    return len(ranges) == len(bounds) > 0 and begins == ends
 
 
 def _numbering(row: Row[Any]) -> Iterator[Finding]:

@@ -16,6 +16,7 @@ from inbox_outbox_base.checks.catalogue import (
     references,
     referred_to,
     refused,
+    unfilled,
     wrong_keys,
     wrong_types,
 )
@@ -36,7 +37,7 @@ _CATALOGUE = """
     FROM thing, pragma_index_list(thing.name, :schema) i, pragma_index_xinfo(i.name, :schema) k
     WHERE thing.type = 'table' AND thing.name IN :tables AND i."unique" AND k.key
     UNION ALL
-    SELECT 'column', thing.name, c.name, c.type, 0
+    SELECT 'column', thing.name, c.name, c.type, c."notnull" * (1 + (c.dflt_value IS NULL))
     FROM thing, pragma_table_info(thing.name, :schema) c
     WHERE thing.type = 'table' AND thing.name IN :tables
     UNION ALL
@@ -109,6 +110,7 @@ def _problems(table: Table, dialect: Dialect, found: dict[str, list[Row[Any]]]) 
     unlike = {row.detail for row in found["index"] if row.number and row.detail in compared}
     types = {row.name: "" if row.name in unlike else row.detail or "BLOB" for row in found["column"]}
     yield from wrong_types(table, dialect, types, _holds)
+    yield from unfilled(table, {row.name.lower(): row.number == 1 for row in found["column"] if row.number})
     yield from wrong_keys(table, _columns(found["index"]), _columns(found["partial index"]))
 
 
