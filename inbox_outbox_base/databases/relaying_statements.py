@@ -331,6 +331,13 @@ def add_due(tables: OutboxTables) -> Insert:
 
 
 @cache
+def keys_delayed(tables: OutboxTables) -> Select[Any, Any]:
+    """The keys of some delayed messages."""
+    c = tables.delayed.c
+    return select(c.id, c.key).where(among(tables.delayed, "id"))
+
+
+@cache
 def forget_delayed(tables: OutboxTables) -> Delete:
     """Delete a delayed message that can be sent now; by its id alone, so that it waits for no other row."""
     return delete(tables.delayed).where(tables.delayed.c.id == bindparam("id_"))

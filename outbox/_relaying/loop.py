@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any, Generic, TypeVar
 
 from sqlalchemy import URL, Connection, Engine
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from inbox import Backoff
 from inbox_outbox_base.calls.signals import stopping
@@ -197,6 +197,8 @@ class RelayLoop(ABC, Generic[E, P]):
             self._send_all()
             if not self._is_stopped and self._recheck(self._rounds.sample):
                 self._send_all()
+            if (error := self._rounds.refusal) is not None:
+                raise error
         return self._relayed
 
     def _send_all(self) -> None:
@@ -264,7 +266,7 @@ class RelayLoop(ABC, Generic[E, P]):
                     self._recheck(self._rounds.recheck)
                 if self._rounds.retirement_is_due:
                     self._retire()
-                choice = self._do(self._round, tries)
+                choice = self._write_and_choose(tries)
             except Retired as error:
                 self._lost(error)
             else:
@@ -272,6 +274,17 @@ class RelayLoop(ABC, Generic[E, P]):
                 self._journal.owns(len(self._rounds.buckets))
                 self._journal.summarise()
                 return choice
+
+    def _write_and_choose(self, tries: int | None) -> Choice:
+        """Run the round; if the database refuses a row, again, with its writes apart from each other."""
+        if self._rounds.unwritten_is_due:
+            self._flights.report.add(self._rounds.take_unwritten())
+        try:
+            return self._do(self._round, tries)
+        except DBAPIError as error:
+            if not self._rounds.may_go_on(error):
+                raise
+        return self._do(self._round, tries)
 
     def _look(self) -> None:
         """Look at the tables again, in a separate transaction: the relay goes on if that fails.
@@ -330,6 +343,7 @@ class RelayLoop(ABC, Generic[E, P]):
             BaseException: an interruption that `send` raised.
         """
         report = self._flights.written()
+        self._rounds.committed_outcomes(report)
         self._relayed += len(report.accepted)
         self._journal.settled(report)
         self._flights.raise_interruption()
@@ -354,21 +368,28 @@ class RelayLoop(ABC, Generic[E, P]):
                 self._forget()
 
     def _leave(self, tries: int) -> None:
+        self._flights.report.add(self._rounds.take_unwritten())
         try:
             self._do(lambda connection: self._rounds.end(connection, self._flights.report), tries)
         except Retired as error:
             self._lost(error)
         except TROUBLE as error:
+            if isinstance(error, DBAPIError) and self._rounds.may_go_on(error):
+                self._leave(tries)
+                return
             _log.warning(
                 "the relay could not leave, so its buckets are free when its lease expires: %s", reason(error)
             )
         else:
             self._finish_outcomes()
+            if left := self._rounds.take_unwritten().messages:
+                _log.error("%d messages may be sent again: what became of them could not be recorded", left)
 
     def _lost(self, error: Retired) -> None:
         """Start over as a new relay, after the batches that are being sent have ended: the new relay could
         get the same buckets, and send the same messages."""
         self._flights.end()
+        self._flights.report.add(self._rounds.take_unwritten())
         unrecorded = len(self._flights.report.accepted)
         _log.warning("%s; it could not record %d sent messages, which may be sent again", error, unrecorded)
         self._forget()

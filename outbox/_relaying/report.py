@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from sqlalchemy.exc import DBAPIError
+
 from inbox_outbox_base.checks.options import LONGEST_WAIT
 from inbox_outbox_base.databases.letter import Letter
 from inbox_outbox_base.words.outgoing import Outcome, Unknown
@@ -63,6 +65,10 @@ class Report:
     """The messages that became dead letters; filled in when the report is written."""
     waits: list[tuple[Letter, float]] = field(default_factory=list)
     """The messages that are retried, and the seconds until then; filled in when the report is written."""
+    unwritten: "Report | None" = None
+    """The outcomes that the database has refused; moved there when the others are written apart from them."""
+    refusal: DBAPIError | None = None
+    """Why it has refused the last one."""
     seconds: float = 0.0
     """Seconds from the beginning of the batch to the last outcome."""
 
@@ -71,9 +77,19 @@ class Report:
         """Whether there is nothing to write."""
         return not (self.accepted or self.others or self.exhausted or self.unsent)
 
+    @property
+    def messages(self) -> int:
+        """How many messages have an outcome."""
+        return len(self.accepted) + len(self.others) + len(self.exhausted)
+
+    def letters(self) -> list[Letter]:
+        """The messages that have an outcome."""
+        return [*self.accepted, *(answer.letter for answer in self.others), *self.exhausted]
+
     def add(self, other: "Report") -> None:
         """Take over the outcomes of another batch."""
         self.accepted += other.accepted
         self.others += other.others
+        self.exhausted += other.exhausted
         self.unsent += other.unsent
         self.seconds = max(self.seconds, other.seconds)

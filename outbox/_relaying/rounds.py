@@ -1,6 +1,7 @@
 """A relay's transactions, each a function of a connection; messages are sent elsewhere, between them."""
 
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -9,12 +10,14 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
 
 from inbox_outbox_base.calls import clock
 from inbox_outbox_base.databases import relaying_statements
 from inbox_outbox_base.databases.letter import Letter
 from inbox_outbox_base.databases.registry import relaying
 from inbox_outbox_base.databases.relaying import ALL_TOPICS
+from inbox_outbox_base.errors.codes import refuses_row
 from inbox_outbox_base.errors.outbox import UnsafeSequence, WrongBucketCount
 from inbox_outbox_base.transactions import memories
 from outbox._publishing.buckets import newest
@@ -30,6 +33,7 @@ from outbox._waking.hints import CHORES, notify
 from . import chores
 from .members import Members
 from .old_buckets import Retirement
+from .refusals import Refusals, refusal
 from .report import Report
 from .settings import RelaySettings
 from .settle import Settlement
@@ -37,6 +41,9 @@ from .strays import Strays
 
 _log = logging.getLogger("outbox.relay")
 
+_MOST_UNWRITTEN = 100
+"""With so many outcomes that the database refuses, a relay sends nothing more: if it ended, another one would
+send all of their messages again."""
 _MARKS_EVERY = 1.0
 """Seconds between calls of `tend` while messages are sent: the marks have to follow them."""
 
@@ -80,6 +87,11 @@ class Rounds:
         """When the lease expires, by `clock.now`."""
         self.next_tend = 0.0
         """When to tend again."""
+        self.is_careful = False
+        """Whether the next round writes what the database may refuse apart from the rest: it has failed."""
+        self._unwritten = Report()
+        """Outcomes that the database refuses; until they are written, their messages count as being sent."""
+        self._forget_refusals()
         self._marks_at = 0.0
         """When to tend again if messages have been sent."""
         self._next_look = 0.0
@@ -145,7 +157,7 @@ class Rounds:
                 self._tend_marks(connection)
         self._members.leave(connection, self.epoch)
         if self._has_left_no_record:
-            self._database.note_gone(connection, [ALL_TOPICS])
+            self._note_gone(connection)
         notify(connection, CHORES, self._tables.relay.schema)
 
     @property
@@ -156,10 +168,15 @@ class Rounds:
     def forget(self) -> None:
         """Reset to the state before joining."""
         self.epoch, self.expires, self.next_tend = 0, 0.0, 0.0
-        self._has_left_no_record = False
+        self._has_left_no_record = self.is_careful = False
+        self._unwritten = Report()
+        self._forget_refusals()
         self._crowded_by = None
         self._scanner.forget()
         self._recheck, self._strays = Recheck(self._database), Strays(self._database)
+
+    def _forget_refusals(self) -> None:
+        self._outcomes, self._moves, self._deletions, self._notes = (Refusals() for _ in range(4))
 
     def tend(self, connection: Connection, report: Report) -> None:
         """Renew the lease, retire lost relays, take or give up buckets, and move due messages.
@@ -174,7 +191,7 @@ class Rounds:
         if not report.is_empty:
             self._settle(connection, report)
         if self._members.retire_expired(connection):
-            self._database.note_gone(connection, [ALL_TOPICS])
+            self._note_gone(connection)
         scanner = self._scanner
         if scanner.crossings.are_several:  # the marks have moved, or old buckets are gone
             scanner.crossings.learn(connection, self._announced)
@@ -191,11 +208,38 @@ class Rounds:
             self._members.note_crowd(connection, self.epoch, crowded_by)
         # Two relays that each move some messages of a key could swap them: each tries to move all of them.
         sources = scanner.crossings.buckets if scanner.crossings.are_several else scanner.buckets
-        moved = chores.move_due(connection, self._database, sources)
-        forgotten = chores.forget_sent(connection, self._database)
+        moved = self._move_due(connection, sources)
+        forgotten = self._forget_sent(connection)
         wait = min(self._settings.tend_every, balanced, moved, forgotten, strays)
         # `committed` applies it: buckets taken in a transaction that fails have to be taken again.
         self._tended[connection] = clock.now() + wait, crowded_by
+
+    def _note_gone(self, connection: Connection) -> None:
+        if not self._is_apart(self._notes):
+            self._database.note_gone(connection, [ALL_TOPICS])
+            return
+        error = refusal(connection, lambda: self._database.note_gone(connection, [ALL_TOPICS]))
+        self._notes.has(error, "to note that messages have left without a record")
+        self._has_left_no_record = self._has_left_no_record or error is not None  # noted at the end
+
+    def _move_due(self, connection: Connection, buckets: Sequence[int]) -> float:
+        if self._moves.is_waiting:
+            return self._moves.seconds()
+        apart = self._moves if self._is_apart(self._moves) else None
+        return chores.move_due(connection, self._database, buckets, apart=apart)
+
+    def _forget_sent(self, connection: Connection) -> float:
+        if self._deletions.is_waiting:
+            return self._deletions.seconds()
+        if not self._is_apart(self._deletions):
+            return chores.forget_sent(connection, self._database)
+        waits: list[float] = []
+        error = refusal(connection, lambda: waits.append(chores.forget_sent(connection, self._database)))
+        self._deletions.has(error, "that old records of sent messages are deleted")
+        return waits[0] if error is None else self._deletions.seconds()
+
+    def _is_apart(self, refusals: Refusals) -> bool:
+        return self.is_careful or refusals.error is not None
 
     @property
     def look_is_due(self) -> bool:
@@ -307,7 +351,10 @@ class Rounds:
             self._renew(connection)
             self._settle(connection, report)
         has_lease = tends or not report.is_empty
-        choice = self._scanner.choose(connection, None if has_lease else self._renew)
+        if self._is_stuck(report):
+            choice = Choice()
+        else:
+            choice = self._scanner.choose(connection, None if has_lease else self._renew)
         if choice.letters:
             self._scanner.load(connection, choice)
         # Committed before the batches are sent, so a relay that retires this one knows what may have arrived.
@@ -330,7 +377,11 @@ class Rounds:
         self._scanner.launch(choice)
 
     def _settle(self, connection: Connection, report: Report) -> None:
-        self._settlement.write(connection, report)
+        if self.is_careful:
+            self._settlement.write_apart(connection, report)
+            self._scanner.backlog.hold(report.unwritten.letters() if report.unwritten else ())
+        else:
+            self._settlement.write(connection, report)
         if report.accepted and self._settings.keep_sent is None:
             self._has_left_no_record = True
         # If the transaction fails after this, the relay writes the same again, or starts over.
@@ -339,4 +390,46 @@ class Rounds:
     def seconds_idle(self) -> float:
         """How many seconds the relay may wait if no message is published."""
         tend = self.next_tend - clock.now()
-        return max(0.0, min(self._settings.poll, tend, self._scanner.seconds()))
+        sends = math.inf if self._is_stuck() else self._scanner.seconds()
+        return max(0.0, min(self._settings.poll, tend, sends, self._outcomes.seconds()))
+
+    def _is_stuck(self, report: Report | None = None) -> bool:
+        unwritten = self._unwritten.messages
+        if report is not None and report.unwritten is not None:
+            unwritten += report.unwritten.messages
+        return unwritten >= _MOST_UNWRITTEN
+
+    def may_go_on(self, error: DBAPIError) -> bool:
+        """Whether another round may succeed that writes what the database refuses apart from the rest."""
+        was_careful = self.is_careful
+        self.is_careful = was_careful or refuses_row(error)
+        return self.is_careful and not was_careful
+
+    def committed_outcomes(self, report: Report) -> None:
+        """After the commit, keep the outcomes that the database has refused, to be written later."""
+        self.is_careful = False
+        if report.unwritten is not None and report.unwritten.messages:
+            self._unwritten.add(report.unwritten)
+            letter = report.unwritten.letters()[0]
+            number = self._unwritten.messages
+            what = f"to record what became of {number} messages, as of {letter.id} to {letter.topic!r}"
+            self._outcomes.has(report.refusal, what)
+        elif self._outcomes.error is not None and not self._unwritten.messages:
+            self._outcomes.has(None)
+
+    @property
+    def unwritten_is_due(self) -> bool:
+        """Whether to write again the outcomes that the database has refused."""
+        return self._outcomes.error is not None and not self._outcomes.is_waiting
+
+    def take_unwritten(self) -> Report:
+        """Give these back, to be written again in the next round."""
+        report, self._unwritten = self._unwritten, Report()
+        self.is_careful = self.is_careful or report.messages > 0
+        return report
+
+    @property
+    def refusal(self) -> DBAPIError | None:
+        """Why the database refuses something that this relay has to write; None if it takes everything."""
+        kinds = (self._outcomes, self._moves, self._deletions, self._notes)
+        return next((each.error for each in kinds if each.error is not None), None)

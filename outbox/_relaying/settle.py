@@ -1,5 +1,6 @@
 """Writes the outcomes of a batch, in the transaction that renews the lease."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ from inbox_outbox_base.databases.letter import Letter
 from inbox_outbox_base.databases.relaying import Relaying
 from inbox_outbox_base.words.outgoing import Outcome, Refused
 
+from .refusals import write_apart
 from .report import Death, Report, SentMessage
 from .settings import RelaySettings
 
@@ -63,6 +65,31 @@ class Settlement:
             connection.execute(relaying_statements.wait(self._tables), [_wait(*each) for each in waits])
         report.waits = [(answer.letter, delay) for answer, delay in waits]
 
+    def write_apart(self, connection: Connection, report: Report) -> None:
+        """The same for the outcomes that the database takes; the others are moved to `report.unwritten`."""
+        if report.unwritten is not None:  # by a transaction that failed
+            report.add(report.unwritten)
+        written, refused = Report(), Report()
+        report.unwritten, report.refusal = refused, None
+
+        tried = Report()
+
+        def write(parts: Sequence[Report]) -> None:
+            nonlocal tried
+            tried = _together(parts)
+            self.write(connection, tried)
+
+        for parts, error in write_apart(connection, _each(report), write):
+            if error is None:
+                written.add(tried)
+                written.dead += tried.dead
+                written.waits += tried.waits
+            else:
+                refused.add(_together(parts))
+                report.refusal = error
+        report.accepted, report.others, report.exhausted = written.accepted, written.others, written.exhausted
+        report.dead, report.waits = written.dead, written.waits
+
     def _delay(self, answer: SentMessage) -> float:
         asked = answer.retry_after
         return self._settings.backoff.delay(answer.attempts) if asked is None else asked
@@ -77,6 +104,21 @@ class Settlement:
             connection.execute(relaying_statements.bury(self._tables), this | given)
             self._database.forget(connection, [letter], keep=None)
         return Death(letter, end.attempts, end.error)
+
+
+def _each(report: Report) -> list[Report]:
+    return [
+        *(Report(accepted=[letter]) for letter in report.accepted),
+        *(Report(others=[answer]) for answer in report.others),
+        *(Report(exhausted=[letter]) for letter in report.exhausted),
+    ]
+
+
+def _together(parts: Iterable[Report]) -> Report:
+    whole = Report()
+    for part in parts:
+        whole.add(part)
+    return whole
 
 
 def _this(letter: Letter) -> dict[str, Any]:

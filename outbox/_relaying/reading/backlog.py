@@ -228,6 +228,13 @@ class Backlog:
             entry.is_away = True
             self._dequeue(entry)
 
+    def hold(self, letters: Collection[Letter]) -> None:
+        """Let messages count as being sent, whether or not their outcomes were noted in the meantime."""
+        self.add(letters)
+        for letter in letters:
+            self._buckets[letter.bucket][letter.sequence].until = 0.0
+        self.send(letters)
+
     def _come_back(self, entry: BacklogEntry) -> None:
         entry.is_away = False
         self._away.discard(entry)
