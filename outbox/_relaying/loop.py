@@ -294,7 +294,7 @@ class RelayLoop(ABC, Generic[E, P]):
             UnsafeSequence: the sequence of message numbers is cached per session, or is behind the messages.
         """
         try:
-            self._do(self._rounds.look, 1)
+            self._journal.overlooked(self._do(self._rounds.look, 1))
         except TROUBLE as error:
             _log.warning("the catalogue could not be read, retrying in a minute: %s", reason(error))
 

@@ -246,8 +246,9 @@ class Rounds:
         """Whether to call `look`."""
         return time.monotonic() >= self._next_look
 
-    def look(self, connection: Connection) -> None:
-        """Check that the tables can keep their promises: somebody may have changed them.
+    def look(self, connection: Connection) -> int:
+        """Check that the tables can keep their promises: somebody may have changed them. Return how many
+        messages, of some, are others than those that were known in their places; these are read again.
 
         Raises:
             UnsafeDatabase: a table cannot keep a promise, or hides rows from this role.
@@ -256,6 +257,7 @@ class Rounds:
         self._next_look = time.monotonic() + memories.BELIEVED
         check_relays(connection, self._tables)
         self._database.check_sequence(connection)
+        return self._read_again(connection, self._scanner.replaced(connection))
 
     @property
     def recheck_is_due(self) -> bool:

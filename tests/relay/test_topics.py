@@ -1,12 +1,14 @@
 """A topic that the broker is rejecting holds up itself and the keys of its messages, and nothing else."""
 
 import pytest
-from sqlalchemy import NullPool, event
+from sqlalchemy import NullPool, event, update
 
+from inbox_outbox_base.transactions import memories
 from outbox import Envelope, Message, Outbox, Outcome, Relay, Unavailable, Unknown
+from outbox._relaying.reading import backlog
 from tests.support.database import Database
 from tests.support.on_servers import on
-from tests.support.outbox_publishers import ACCEPTED, TABLES, Recorder, count
+from tests.support.outbox_publishers import ACCEPTED, TABLES, Recorder, count, waiting
 from tests.support.processes import wait_until
 from tests.support.relay.crashes import running
 
@@ -61,6 +63,26 @@ def test_without_a_pool(migrated: Database) -> None:
         wait_until(lambda: len(publisher.accepted) == 5)
     assert len(opened) == len(closed)
     assert len(publisher.sent) < 50
+
+
+def test_other_messages_in_the_same_places(migrated: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a restore of the tables, other messages may have the numbers of those that a relay remembers,
+    while it goes on. It compares what it remembers with the rows, and sends them."""
+    monkeypatch.setattr(memories, "BELIEVED", 0.1)
+    monkeypatch.setattr(backlog, "LOOK_AGAIN", 3_600)  # so that none of the topic is tried again
+    engine = migrated.engine()
+    with engine.begin() as connection:
+        Outbox().publish_many(connection, [Message("full", b"x%d" % each, f"k{each}") for each in range(20)])
+    publisher = answer(Unavailable("the queue is full", retry_after=3_600))
+    with running(Relay(engine, publisher, poll=0.02)):
+        wait_until(lambda: all(row.retry_at for row in waiting(engine).values()))
+        with engine.begin() as connection:
+            others = TABLES.message.c.key != "k0"
+            never_sent = {"topic": "free", "attempts": 0, "retry_at": None, "failing_since": None}
+            connection.execute(update(TABLES.message).where(others).values(never_sent))
+        wait_until(lambda: len(publisher.accepted) == 19)
+    assert {message.topic for message in publisher.accepted} == {"free"}
+    assert count(engine, TABLES.message) == 1
 
 
 def test_it_is_tried_once_in_a_batch(postgres: Database) -> None:

@@ -328,6 +328,11 @@ class Backlog:
     def _all(self) -> Iterable[BacklogEntry]:
         return chain.from_iterable(known.values() for known in self._buckets.values())
 
+    def some(self, most: int) -> list[BacklogEntry]:
+        """Known messages chosen at random, without those that are being sent."""
+        known = [each for each in self._all() if not each.is_away]
+        return random.sample(known, min(most, len(known)))
+
     def above(self, bucket: int, start: int) -> list[int]:
         """The known messages of a bucket above a sequence; if there are many, the last ones read."""
         known = self._buckets.get(bucket)

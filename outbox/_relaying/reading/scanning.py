@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 
@@ -181,6 +182,18 @@ class Scanner:
         lanes = self._open_lanes()
         return bool(lanes) and all(len(self._pick(lane)) >= lane.room() for lane in lanes)
 
+    def replaced(self, connection: Connection) -> Counter[int]:
+        """Compare some known messages with their rows; return by bucket how many are others: after a restore
+        of the tables, numbers are drawn again."""
+        some = self.backlog.some(_LOOKS)
+        found = self._database.progress(connection, [(each.bucket, each.sequence) for each in some])
+        return Counter(
+            each.bucket
+            for each in some
+            if (row := found.get((each.bucket, each.sequence))) is not None
+            and (row.topic, row.key) != (each.topic, each.key)
+        )
+
     def _look_at_waits(self, connection: Connection) -> None:
         """Let messages be sent if their wait has ended and they need not wait longer."""
         begun = time.monotonic()
@@ -195,13 +208,13 @@ class Scanner:
         """Let each of these messages wait or be sent, as its row says."""
         found = self._database.progress(connection, [(each.bucket, each.sequence) for each in entries])
         for entry in entries:
-            seconds = found.get((entry.bucket, entry.sequence))
-            if seconds is None:
+            progress = found.get((entry.bucket, entry.sequence))
+            if progress is None:
                 self.backlog.remove([entry])  # an operator has dropped or moved it
-            elif seconds > 0:
-                self.backlog.wait(entry, seconds)
+            elif progress.seconds > 0:
+                self.backlog.wait(entry, progress.seconds)
             else:
-                if seconds == 0 and not entry.checks:  # an operator has ended its wait
+                if progress.seconds == 0 and not entry.checks:  # an operator has ended its wait
                     self._lanes.urge(entry.topic)
                 self.backlog.let_go(entry)
 
