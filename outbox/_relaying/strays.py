@@ -61,7 +61,7 @@ class Strays:
         newest = [each for each in known if each.is_open][-1]
         moves = [_move(each, newest) | {"bucket_": each.bucket, "sequence_": each.sequence} for each in found]
         self._passed.update(each["to"] for each in moves if each["to"] not in owned)
-        moves = [each for each in moves if each["to"] not in self._passed]
+        moves = [each for each in self._free(connection, found, moves) if each["to"] not in self._passed]
         moved = connection.execute(member_statements.take_in(tables), moves).rowcount if moves else 0
         delayed = [each for each in (_move(row, newest) for row in due) if each["to"] in owned]
         if delayed:
@@ -79,6 +79,22 @@ class Strays:
         wait = _EVERY if is_complete else 0.0
         self._next = now + wait
         return Counter(each["to"] for each in moves), wait
+
+    def _free(
+        self, connection: Connection, found: Sequence[Row[Any]], moves: Sequence[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
+        """The moves to places that no message has: a row that was copied may have the number of another one.
+        Then it waits until that one has left, and so do those behind it of its key."""
+        places = [(each["to"], each["sequence_"]) for each in moves]
+        used = set(self._database.progress(connection, places)) if places else set()
+        behind, free = set[str](), list[dict[str, Any]]()
+        for row, place, each in zip(found, places, moves, strict=True):
+            if place in used or _name(row) in behind:
+                behind.add(_name(row))
+            else:
+                used.add(place)
+                free.append(each)
+        return free
 
     def _read(self, connection: Connection, known: Sequence[Generation]) -> tuple[list[Row[Any]], bool]:
         """The next messages in buckets that do not exist, and whether these are the last."""
@@ -105,6 +121,9 @@ class Strays:
 
 
 def _move(row: Row[Any], newest: Generation) -> dict[str, Any]:
+    return {"id_": row.id, "to": newest.bucket_of(_name(row))}
+
+
+def _name(row: Row[Any]) -> str:
     # Somebody else may have written values that are not text.
-    name = str(row.key or row.id).encode(errors="replace").decode()
-    return {"id_": row.id, "to": newest.bucket_of(name)}
+    return str(row.key or row.id).encode(errors="replace").decode()

@@ -15,6 +15,7 @@ from inbox_outbox_base.databases.letter import Place
 from inbox_outbox_base.databases.postgresql.relaying import PostgreSQLRelaying
 from inbox_outbox_base.databases.relaying import Scan
 from outbox import Relay, Unavailable, retry
+from outbox._relaying import strays
 from outbox._relaying.reading import recheck
 from outbox._relaying.settings import RelaySettings
 from outbox.errors import UnsafeSequence
@@ -152,6 +153,24 @@ def test_two_messages_with_one_number(postgres: Database, size: int) -> None:
     task.result()
     for key in "abc":
         assert publisher.of(key) == [names[f"{key}1"], names[f"{key}2"]]
+
+
+@pytest.mark.usefixtures("often")
+def test_a_bucket_that_does_not_exist_has_the_same_number(
+    postgres: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copied message of a bucket that does not exist waits while its key's bucket has another message with
+    its number; the relay goes on."""
+    monkeypatch.setattr(strays, "_EVERY", 0.1)
+    engine = postgres.engine()
+    publisher = Recorder(lambda each: Unavailable("away") if each.topic == "away" else ACCEPTED)
+    publish(engine, "a1", "b1", topic="away")
+    copy(engine, {1: "a2", 2: "c1"}, 1_000)
+    with running(postgres.engine(), publisher):
+        wait_until(lambda: set(waiting(engine)) == {"a1", "a2", "b1"})
+        publisher.answer = accept
+        wait_until(lambda: not waiting(engine))
+    assert publisher.of("a") == ["a1", "a2"]
 
 
 def test_what_is_asked_of_two_messages_with_one_number(postgres: Database) -> None:
