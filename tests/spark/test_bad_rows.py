@@ -17,6 +17,7 @@ from sqlalchemy import (
     SmallInteger,
     String,
     Table,
+    insert,
     select,
     update,
 )
@@ -332,6 +333,25 @@ def test_bad_rows_hold_few_locks(migrated: Database, engine: Engine, monkeypatch
         held += fetched(engine, "SELECT max(locks) FROM held")
     [(few,), (more,)] = held
     assert more <= few + 10
+
+
+@on("sqlite")
+def test_rows_that_are_accepted_only_one_after_the_other(
+    migrated: Database, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of which one makes room for another are applied, however many parts were accepted before."""
+    monkeypatch.setattr(dividing, "_MOST_PARTS", 3)
+    execute(engine, "CREATE UNIQUE INDEX newest_size_once ON newest (size)")
+    execute(engine, insert(NEWEST).values(id="b", size=0, version=1))
+    options = USUAL | {"table": "newest", "results": Upsert("id", "version"), "key": "version"}
+    schema = pa.schema([("id", pa.string()), ("size", pa.int32()), ("version", pa.int32())])
+    given = [("b", 100), ("a", 0), ("c", -1), ("d", 1), ("e", -1), ("f", 2), ("g", -1), ("h", 3)]
+    values = [{"id": key, "size": size, "version": n} for n, (key, size) in enumerate(given, 2)]
+    report = write(migrated, [pa.RecordBatch.from_pylist(values, schema)], **options)
+    assert counts(report) == {"new": 5, "rejected": 3}
+    assert sorted(fetched(engine, select(NEWEST.c.id, NEWEST.c.size))) == sorted(
+        (key, size) for key, size in given if size >= 0
+    )
 
 
 @each_on("postgresql", "inbox_kind", ["rows", "table"])

@@ -21,7 +21,7 @@ from spark._options.settings import WriterSettings
 from .content import content
 
 _MOST_PARTS = 200
-"""The most savepoints that are released."""
+"""The most savepoints that are released, unless the rows are refused together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Dividing:
         updated = self.updated
         self._filled_anew(rows.drop_columns([KEY]).schema)
         whole = self._connection.begin_nested()
-        applied, parts = 0, [rows]
+        applied, parts, most = 0, [rows], _MOST_PARTS
         accepted: list[pa.Table] = []
         refused: list[RefusedRow] = []
         while parts:
@@ -79,16 +79,16 @@ class Dividing:
                 if self._settings.bad_rows == "fail":
                     break
             else:
-                half = part.num_rows // 2
-                parts += [part.slice(half), part.slice(0, half)]
-            if len(accepted) > _MOST_PARTS:
+                parts += _halves(part)
+            if len(accepted) > most:
                 self._undo(whole, updated)
                 whole = self._connection.begin_nested()
-                accepted = [pa.concat_tables(accepted)]
-                done = self._tried(accepted[0])
-                if not isinstance(done, int):
-                    raise done
-                applied = done
+                together = pa.concat_tables(accepted)
+                done = self._tried(together)
+                applied, accepted = (done, [together]) if isinstance(done, int) else (0, [])
+                if not accepted:  # they are accepted one after the other only
+                    parts += _halves(together)
+                    most *= 2
         whole.commit()
         for row in refused:  # not before: their own rows would be rolled back, too
             self._refused(row)
@@ -176,3 +176,9 @@ class Dividing:
         if isinstance(done, int):
             return "accepted"
         return None if told(done) == text else "refused for another reason"
+
+
+def _halves(rows: pa.Table) -> list[pa.Table]:
+    """Both halves, the first one last."""
+    half = rows.num_rows // 2
+    return [rows.slice(half), rows.slice(0, half)]
