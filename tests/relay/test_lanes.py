@@ -6,12 +6,13 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from threading import Event, Lock, Thread
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from sqlalchemy import Connection, Engine, insert
 
 from inbox import Backoff
+from inbox_outbox_base.databases import registry
 from inbox_outbox_base.databases.letter import Letter
 from inbox_outbox_base.databases.relaying import Scan, ScanResult
 from inbox_outbox_base.words.outgoing import Failed
@@ -31,8 +32,10 @@ from outbox import (
 from outbox._relaying.reading import backlog
 from outbox._relaying.reading import payloads as loading
 from outbox._relaying.reading.backlog import Backlog
+from outbox._relaying.reading.payloads import Loader
 from outbox._relaying.rounds import Rounds
 from outbox._relaying.sending import lanes
+from outbox._relaying.sending.batch import Choice
 from outbox._relaying.sending.flight import Flight
 from outbox._relaying.sending.lanes import MOST_FLIGHTS, TopicLane, TopicLanes
 from tests.support.database import Database
@@ -214,18 +217,29 @@ def publish_to(engine: Engine, topics: Sequence[str], size: int = 1_000) -> None
 
 
 @on("sqlite")
-def test_topics_that_hang_leave_bytes(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While large messages of topics that hang are being sent, a topic whose last send was quick is sent."""
+@pytest.mark.parametrize("were_quick", [False, True])
+def test_topics_that_hang_leave_bytes(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, were_quick: bool
+) -> None:
+    """While large messages of topics that hang are being sent, a topic whose last send was quick is sent,
+    also if those that hang were quick once. The log names topics that hang."""
     monkeypatch.setattr(loading, "_MOST_BYTES", 4_000)
+    monkeypatch.setattr(lanes, "_LONG", 0.5)
     topics = [f"t{number}" for number in range(8)]
     publisher = Gate(*topics)
     publish(engine, "a1", topic="healthy")
+    if were_quick:
+        publisher.opened.set()
+        publish_to(engine, topics, size=1)
     with relaying(engine, publisher):
         wait_until(lambda: not waiting(engine))
+        publisher.opened.clear()
+        before = len(publisher.accepted)
         publish_to(engine, topics)
-        wait_until(lambda: publisher.running.total() > 1)
+        wait_until(lambda: publisher.running.total() > (4 if were_quick else 1))
         publish_to(engine, ["healthy"])
-        wait_until(lambda: len(publisher.accepted) == 2)
+        wait_until(lambda: len(publisher.accepted) == before + 1)
+        wait_until(lambda: "sends have not returned" in caplog.text)
         publisher.opened.set()
         wait_until(lambda: not waiting(engine))
 
@@ -327,6 +341,52 @@ def test_room_of_batches_that_begin_to_hang(monkeypatch: pytest.MonkeyPatch) -> 
     assert its_lanes.open(names)
 
 
+@pytest.mark.parametrize("payload", [b"x" * 1_000, b""], ids=["bytes", "messages"])
+def test_whatever_hangs_leaves_room(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, payload: bytes
+) -> None:
+    """As long as another batch may begin, a topic whose sends are quick gets room, and so does one that the
+    broker rejects. All bytes and messages together keep a bound. The log names topics that hang."""
+    monkeypatch.setattr(loading, "_MOST_BYTES", 100_000)
+    clock, its_lanes = Clock(monkeypatch), TopicLanes(1_000, MOST_FLIGHTS)
+    names = [f"t{number}" for number in range(MOST_FLIGHTS - 1)]
+    for name in ("quick", "rejected", *names):
+        send_to(its_lanes, [its_lanes.of(name)], ACCEPTED)
+    send_to(its_lanes, [its_lanes.of("rejected")], Unavailable("away"))
+    for name in names:
+        its_lanes.launch(flight_of(loaded(its_lanes, [letter_of(name, payload)] * 1_000)[0]))
+        clock.now += 10
+        for topic in ("quick", "rejected"):
+            assert loaded(its_lanes, [letter_of(topic, b"x" * 1_000)])
+    assert sum(flight.size for flight in its_lanes.flights) <= 2 * 100_000
+    assert sum(len(flight.letters) for flight in its_lanes.flights) <= 2 * 10_000
+    assert "sends have not returned" in caplog.text
+
+
+def test_a_large_message_holds_up_no_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a large message waits for another one, small messages of other topics are sent, and only as many
+    bytes as leave it its turn."""
+    monkeypatch.setattr(loading, "_MOST_BYTES", 64_000)
+    clock, its_lanes = Clock(monkeypatch), TopicLanes(1_000, MOST_FLIGHTS)
+    names = ["large", "larger", "largest", "small"]
+    for name in names:
+        send_to(its_lanes, [its_lanes.of(name)], ACCEPTED)
+    large, larger, largest = [[letter_of(name, b"x" * 40_000)] for name in names[:3]]
+    for letters in (large, larger):
+        its_lanes.launch(flight_of(letters))
+    few = [letter_of("small", b"x" * 400)] * 2
+    assert loaded(its_lanes, largest, few * 50) == [few]
+    clock.now += 10
+    assert loaded(its_lanes, largest, few * 50) == [largest, few]
+
+
+def loaded(its_lanes: TopicLanes, *batches: list[Letter]) -> list[list[Letter]]:
+    """What may be sent now of these batches."""
+    choice, nowhere = Choice([*batches]), cast("Connection", None)
+    Loader(registry.relaying("sqlite", TABLES), its_lanes, 16).load(nowhere, choice)
+    return choice.batches
+
+
 class Clock:
     """The clock that lanes and sends read; it stands still."""
 
@@ -347,13 +407,18 @@ def send_to(its_lanes: TopicLanes, opened: Iterable[TopicLane], answer: Outcome)
 
 def flight_to(topic: str) -> Flight:
     """A batch of one message."""
-    return Flight([letter_of(topic)], ordered=False, give_up_after=None, arrived=lambda: None)
+    return flight_of([letter_of(topic)])
 
 
-def letter_of(topic: str) -> Letter:
+def flight_of(letters: list[Letter]) -> Flight:
+    """A batch of these messages."""
+    return Flight(letters, ordered=False, give_up_after=None, arrived=lambda: None)
+
+
+def letter_of(topic: str, payload: bytes = b"") -> Letter:
     """A message of a topic."""
-    now = datetime.now(UTC)
-    return Letter("id", 1, topic, None, "", None, now, b"", 0, 1, 0, 0, "pending", None, None, None)
+    now, size = datetime.now(UTC), len(payload)
+    return Letter("id", 1, topic, None, "", None, now, payload, size, 1, 0, 0, "pending", None, None, None)
 
 
 @on("sqlite")

@@ -267,6 +267,7 @@ class TopicLanes:
         flights = self.flights
         free = self._flights - len(flights)
         if free <= 0:
+            self._look_who_hangs(flights)
             return []
         idle = self._idle(topics, flights, free)
         are_few = (
@@ -286,8 +287,8 @@ class TopicLanes:
         def is_able(topic: str) -> bool:
             return topic in topics and not self.of(topic).rests
 
-        if used[Standing.OTHER] >= self._shares[Standing.OTHER] > 1:
-            self._say_who_hangs(flights)
+        if used[Standing.OTHER] >= self._shares[Standing.OTHER]:
+            self._look_who_hangs(flights)
         turns: list[tuple[int, str]] = []
         for standing, share in self._shares.items():
             if standing is Standing.REJECTED and time.monotonic() < self._rejected_at:
@@ -295,17 +296,26 @@ class TopicLanes:
             turns += self._turns.first(standing, min(free, share - used[standing]), is_able)
         return [self.of(topic) for _, topic in sorted(turns)]
 
-    def _say_who_hangs(self, flights: list[Flight]) -> None:
+    def _look_who_hangs(self, flights: list[Flight]) -> None:
+        hanging = [flight for flight in flights if hangs(flight)]
+        if len(hanging) >= self._shares[Standing.OTHER] > 1:
+            self.say_who_hangs(hanging)
+
+    def say_who_hangs(self, hanging: list[Flight]) -> None:
+        """Say that others wait for these batches, unless that was said a moment ago."""
         now = time.monotonic()
-        hang = [flight.topic for flight in flights if now - flight.begun > _LONG]
-        if len(hang) >= self._shares[Standing.OTHER] and now >= self._said + _SAID_EVERY:
+        if now >= self._said + _SAID_EVERY:
             self._said = now
+            who = "all topics" if len(hanging) >= self._flights else "large messages and new or slow topics"
             _log.warning(
-                "%d sends have not returned for more than %.0f seconds (topics %s): topics that are new, or "
-                "were slow, wait for them. Give the publisher a time limit",
-                len(hang),
+                "%d sends have not returned for more than %.0f seconds, with %d messages and %d bytes of "
+                "payload (topics %s): %s may wait for them. Give the publisher a time limit",
+                len(hanging),
                 _LONG,
-                ", ".join(map(repr, [*dict.fromkeys(hang)][:_FEW])),
+                sum(len(flight.letters) for flight in hanging),
+                sum(flight.size for flight in hanging),
+                ", ".join(map(repr, [*dict.fromkeys(flight.topic for flight in hanging)][:_FEW])),
+                who,
             )
 
     def _end_rests(self) -> None:
@@ -335,4 +345,9 @@ class TopicLanes:
 
 def standing_of(flight: Flight) -> Standing:
     """The standing of the topic when the batch began, unless the batch takes long."""
-    return flight.standing if time.monotonic() - flight.begun <= _LONG else Standing.OTHER
+    return Standing.OTHER if hangs(flight) else flight.standing
+
+
+def hangs(flight: Flight) -> bool:
+    """Whether the batch takes so long that it may never return."""
+    return time.monotonic() - flight.begun > _LONG
