@@ -22,7 +22,7 @@ from sqlalchemy.exc import DBAPIError
 from inbox_outbox_base.errors.inbox import InvalidOption, TablesMissing
 from spark._executor.failures import without_values
 from spark._executor.task import Done, Task, run_task
-from spark._options.names import from_strings, plain
+from spark._options.names import from_strings, with_defaults
 from spark._options.reading import reading
 from spark._options.session import arrow_schema, defaults
 from spark._options.settings import WriterSettings, checked
@@ -125,9 +125,7 @@ class _Plan:
         """The settings on an executor, where each task carries the session's configuration."""
         context: Any = TaskContext.get()
         session = defaults(context._localProperties)  # noqa: SLF001 - there is no other way to ask
-        said = {plain(name) for name in self.options}
-        unsaid = {name: value for name, value in session.items() if plain(name) not in said}
-        given = _arguments(unsaid | self.options)
+        given = _arguments(with_defaults(self.options, session))
         for name in _NEEDED:
             if name not in given:
                 raise InvalidOption(f"{'dbtable' if name == 'table' else name}: missing")

@@ -51,6 +51,10 @@ _REFUSED = {
 }
 
 
+_TOGETHER = (("password", "passwordcommand"), _RESULTS, _MESSAGES)
+"""Options that make up one argument."""
+
+
 def plain(name: str) -> str:
     """The option's name in lower case, without the prefix of the session's defaults."""
     return name.lower().removeprefix(PREFIX)
@@ -83,6 +87,15 @@ def from_strings(options: Mapping[str, str]) -> dict[str, Any]:
     if any(name in given for name in _MESSAGES):
         found["outbox"] = _messages({name: given[name][1] for name in _MESSAGES if name in given})
     return found
+
+
+def with_defaults(options: Mapping[str, str], defaults: Mapping[str, str]) -> dict[str, str]:
+    """The options, and the defaults of the arguments that none of them is for."""
+    said = {plain(name) for name in options}
+    for together in _TOGETHER:
+        if not said.isdisjoint(together):
+            said.update(together)
+    return {name: value for name, value in defaults.items() if plain(name) not in said} | dict(options)
 
 
 def _messages(given: dict[str, str]) -> Messages:

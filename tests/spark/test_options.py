@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 from inbox.errors import InvalidOption, UnsupportedDatabase
 from spark import Append, InboxDataSource, InboxWriter, Statements, Upsert
 from spark._driver.job import Job
-from spark._options.names import from_strings
+from spark._options.names import from_strings, with_defaults
 from spark._options.settings import WriterSettings, checked
 from spark.errors import SparkWriterError
 from tests.support.cases import case
@@ -162,6 +162,24 @@ def test_the_option_for_a_command() -> None:
         with pytest.raises(InvalidOption, match=r"^passwordCommand: ") as caught:
             from_strings(given)
         assert SECRET not in str(caught.value)
+
+
+UPSERT = {"results": "upsert", "upsertKey": "k", "version": "v"}
+INSTEAD: list[tuple[dict[str, str], dict[str, str]]] = [
+    ({"password": "p"}, {"passwordCommand": "tool"}),
+    ({"PASSWORDCOMMAND": "tool"}, {"password": "p"}),
+    ({"results": "append"}, UPSERT),
+    (UPSERT, {"results": "append"}),
+    ({"outboxTopic": "t", "outboxPer": "partition"}, {"outboxTopic": "u", "outboxPayload": "p"}),
+    ({"outboxTopic": "t"}, {"outboxKey": "k"}),
+]
+
+
+@pytest.mark.parametrize(("options", "session"), INSTEAD)
+def test_options_instead_of_defaults(options: dict[str, str], session: dict[str, str]) -> None:
+    """If an option is given, the session's defaults for the same argument are not used; others are."""
+    defaults = {f"spark.inbox.{name}": value for name, value in {"ledger": "verify", **session}.items()}
+    assert from_strings(with_defaults(options, defaults)) == {"ledger": "verify", **from_strings(options)}
 
 
 def test_an_unknown_option_is_refused() -> None:
