@@ -1,6 +1,7 @@
 """Every option of the Spark writer: a wrong value is rejected before anything is read, by an error that names
 the option and never contains a password."""
 
+import os
 import sys
 import traceback
 from datetime import timedelta
@@ -16,6 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from inbox.errors import InvalidOption, UnsupportedDatabase
 from spark import Append, InboxDataSource, InboxWriter, Statements, Upsert
 from spark._driver.job import Job
+from spark._options import passwords
 from spark._options.names import from_strings, with_defaults
 from spark._options.settings import WriterSettings, checked
 from spark.errors import SparkWriterError
@@ -153,6 +155,20 @@ def test_a_password_that_is_asked_for(migrated: Database) -> None:
         for error in (failed.value, refused.value):
             assert SECRET not in "".join(traceback.format_exception(error))
     assert written(engine) == [("a", 1), ("b", 1)]
+
+
+def test_what_a_command_prints(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What a command has printed when it ends is the password, also if a process that it has started goes on
+    with the same output. A command that prints nothing is an error."""
+    monkeypatch.setattr(passwords, "_PATIENCE", 10.0)
+    fifo = tmp_path / "goes-on"
+    os.mkfifo(fifo)
+    try:
+        assert passwords.given_by(("sh", "-c", f"cat {fifo} & echo {PASSWORD}")) == PASSWORD
+    finally:
+        fifo.write_bytes(b"")  # ends the process
+    with pytest.raises(SparkWriterError, match=r"password: .* has printed nothing"):
+        passwords.given_by(("sh", "-c", "echo"))
 
 
 def test_the_option_for_a_command() -> None:
