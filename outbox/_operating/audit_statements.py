@@ -27,9 +27,10 @@ from sqlalchemy.sql.elements import ColumnElement
 from inbox_outbox_base.databases.relaying import ALL_TOPICS
 from inbox_outbox_base.tables.columns import from_now, utcnow
 from inbox_outbox_base.tables.inbox import Tables
+from inbox_outbox_base.tables.times import readable
 from outbox.schema import OutboxTables
 
-from .statements import since, state_of
+from .statements import has_a_time, since, state_of
 
 
 def _of_topic(table: Table) -> ColumnElement[bool]:
@@ -85,11 +86,9 @@ def _may_be_taken(table: Table) -> ColumnElement[bool]:
 def _is_late(table: Table) -> ColumnElement[bool]:
     """Whether a message that waits for a relay should have been sent by now, or moved there."""
     c = table.c
-    return (
-        ~_is_recent(c.available_at)
-        if "available_at" in c
-        else or_(c.state == "held", ~_is_recent(since(table)))
-    )
+    if "available_at" in c:
+        return and_(has_a_time(c.available_at), ~_is_recent(c.available_at))
+    return or_(c.state == "held", ~_is_recent(since(table)))
 
 
 @cache
@@ -148,7 +147,7 @@ def unsent(tables: OutboxTables, inbox: Tables | None, key: str) -> Select[Any]:
         )
         parts.append(select(chosen.subquery()))
     overdue = (
-        _found(delayed, literal("delayed", String), delayed.c.available_at, literal(None, String))
+        _found(delayed, literal("delayed", String), readable(delayed.c.available_at), literal(None, String))
         .add_columns(literal(0).label("place"), literal(0).label("line"))
         .where(_of_topic(delayed), _is_late(delayed))
         .order_by(delayed.c.available_at)

@@ -1,5 +1,6 @@
 """The operators' statements: pure, built once, executed elsewhere."""
 
+from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 
@@ -302,11 +303,17 @@ def can_leave(tables: OutboxTables, *, of_bucket: bool, across: bool) -> Select[
     return select(literal(1)).where(c.state != "held", ~is_behind, ~is_paused, place).limit(1)
 
 
+def has_a_time(due: ColumnElement[Any]) -> ColumnElement[bool]:
+    """Whether a message's due time may be one: a foreign program may have written another value."""
+    return due > datetime(1970, 1, 1, tzinfo=UTC)
+
+
 @cache
 def oldest_due(tables: OutboxTables) -> Select[Any]:
-    """When the delayed message that is due for the longest time was due; None if none is."""
+    """When the delayed message that is due for the longest time was due, if there is one."""
     due = tables.delayed.c.available_at
-    return select(func.min(due, type_=due.type)).where(due <= select(utcnow()).scalar_subquery())
+    is_over = due <= select(utcnow()).scalar_subquery()
+    return select(readable(due)).where(has_a_time(due), is_over).order_by(due).limit(1)
 
 
 @cache

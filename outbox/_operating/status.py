@@ -187,8 +187,8 @@ class _Line:
                 self._estimate(most, total)
             else:
                 self._count_all()
-        overdue = connection.execute(statements.oldest_due(tables)).scalar_one()
-        self._since += [] if overdue is None else [overdue]
+        overdue = connection.execute(statements.oldest_due(tables)).scalar()
+        self._since += [] if overdue in (None, NO_TIME) else [overdue]
         now = connection.execute(clock()).scalar_one()
         self.oldest_age = (now - min(self._since)).total_seconds() if self._since else None
 
