@@ -4,7 +4,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from sqlalchemy import Connection, Insert, Row, Select, Table, func, select
 
@@ -47,16 +47,6 @@ class Tally:
 
     def __add__(self, other: "Tally") -> "Tally":
         return Tally(self.messages + other.messages, self.total + other.total)
-
-
-class Progress(NamedTuple):
-    """What a known message's row says now."""
-
-    seconds: float
-    """How much longer it must wait: infinite if it is held, 0 if it need not wait, negative if its wait has
-    ended."""
-    topic: str
-    key: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,10 +162,11 @@ class Relaying:
             found += map(read_loose, connection.execute(statement, {"these": part, "light": light}))
         return found
 
-    def progress(self, connection: Connection, places: Sequence[Place]) -> dict[Place, Progress]:
-        """What the rows of the messages in these places say now; missing messages are left out."""
+    def progress(self, connection: Connection, places: Sequence[Place]) -> dict[Place, float]:
+        """How many more seconds the messages in these places must wait; infinite for held messages, and 0 for
+        those that need not wait. Missing messages are left out."""
         statement = relaying_statements.progress(self.tables)
-        found: dict[Place, Progress] = {}
+        found: dict[Place, float] = {}
         for part in parts([sequence for _, sequence in places]):
             found |= waits(connection.execute(statement, {"these": part}).all())
         return found
@@ -310,13 +301,13 @@ def completed(rows: list[dict[str, Any]], names: tuple[str, ...]) -> list[dict[s
     return [dict.fromkeys(names) | row for row in rows]
 
 
-def waits(rows: Iterable[Any]) -> dict[Place, Progress]:
-    """How much longer messages must wait."""
-    found: dict[Place, Progress] = {}
-    for bucket, sequence, topic, key, state, retry_at, now in rows:
+def waits(rows: Iterable[Any]) -> dict[Place, float]:
+    """How many more seconds messages must wait; negative if a wait has ended."""
+    left: dict[Place, float] = {}
+    for bucket, sequence, state, retry_at, now in rows:
         waits_for_time = 0.0 if retry_at is None else (retry_at - now).total_seconds()
-        found[bucket, sequence] = Progress(math.inf if state == "held" else waits_for_time, topic, key)
-    return found
+        left[bucket, sequence] = math.inf if state == "held" else waits_for_time
+    return left
 
 
 def parts(values: Sequence[Any]) -> Iterable[Sequence[Any]]:

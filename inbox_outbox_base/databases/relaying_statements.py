@@ -135,9 +135,9 @@ def _time(column: ColumnElement[Any]) -> ColumnElement[Any]:
 
 
 def progressed(tables: OutboxTables) -> list[ColumnElement[Any]]:
-    """The columns that tell how much longer a message must wait, and whether it is the one that is known."""
+    """The columns that tell how much longer a message must wait."""
     c = tables.message.c
-    return [c.bucket, c.sequence, c.topic, c.key, c.state, _time(c.retry_at), _now().label("now")]
+    return [c.bucket, c.sequence, c.state, _time(c.retry_at), _now().label("now")]
 
 
 @cache

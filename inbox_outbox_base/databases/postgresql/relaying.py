@@ -14,7 +14,6 @@ from inbox_outbox_base.databases import relaying_statements
 from inbox_outbox_base.databases.letter import Letter, Place, read
 from inbox_outbox_base.databases.relaying import (
     PREPARED,
-    Progress,
     Relaying,
     Scan,
     ScanResult,
@@ -84,7 +83,7 @@ class PostgreSQLRelaying(Relaying):
     def fetch(self, connection: Connection, places: Sequence[Place], light: int) -> list[Letter]:
         return _read(connection, own.fetch(self.tables), _places(places) | {"light": light})
 
-    def progress(self, connection: Connection, places: Sequence[Place]) -> dict[Place, Progress]:
+    def progress(self, connection: Connection, places: Sequence[Place]) -> dict[Place, float]:
         return waits(connection.execute(own.progress(self.tables), _places(places)).all())
 
     def firsts(

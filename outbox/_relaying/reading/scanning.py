@@ -185,13 +185,13 @@ class Scanner:
     def replaced(self, connection: Connection) -> Counter[int]:
         """Compare some known messages with their rows; return by bucket how many are others: after a restore
         of the tables, numbers are drawn again."""
-        some = self.backlog.some(_LOOKS)
-        found = self._database.progress(connection, [(each.bucket, each.sequence) for each in some])
+        some = {(each.bucket, each.sequence): each for each in self.backlog.some(_LOOKS)}
+        found = self._database.fetch(connection, [*some], _NOTHING) if some else []
+        known = [(letter, some.get((letter.bucket, letter.sequence))) for letter in found]
         return Counter(
-            each.bucket
-            for each in some
-            if (row := found.get((each.bucket, each.sequence))) is not None
-            and (row.topic, row.key) != (each.topic, each.key)
+            letter.bucket
+            for letter, entry in known
+            if entry is not None and (letter.topic, letter.key) != (entry.topic, entry.key)
         )
 
     def _look_at_waits(self, connection: Connection) -> None:
@@ -208,13 +208,13 @@ class Scanner:
         """Let each of these messages wait or be sent, as its row says."""
         found = self._database.progress(connection, [(each.bucket, each.sequence) for each in entries])
         for entry in entries:
-            progress = found.get((entry.bucket, entry.sequence))
-            if progress is None:
+            seconds = found.get((entry.bucket, entry.sequence))
+            if seconds is None:
                 self.backlog.remove([entry])  # an operator has dropped or moved it
-            elif progress.seconds > 0:
-                self.backlog.wait(entry, progress.seconds)
+            elif seconds > 0:
+                self.backlog.wait(entry, seconds)
             else:
-                if progress.seconds == 0 and not entry.checks:  # an operator has ended its wait
+                if seconds == 0 and not entry.checks:  # an operator has ended its wait
                     self._lanes.urge(entry.topic)
                 self.backlog.let_go(entry)
 
