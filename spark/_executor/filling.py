@@ -15,7 +15,7 @@ from .columns import fitted
 from .destinations import Destination, destinations
 
 _MANY = 10_000
-"""After so many rows, deleted ones make a temporary table slow to read."""
+"""A temporary table from which more rows were deleted is slow to read."""
 
 
 class Filling:
@@ -66,7 +66,7 @@ class Filling:
         return found
 
     def again(self) -> None:
-        """Begin anew, for other rows."""
+        """Start over with other rows."""
         is_large = self._rows > _MANY
         for number, (_, _, sink) in enumerate(self._sinks):
             if sink.may_stage:

@@ -339,7 +339,7 @@ def test_bad_rows_hold_few_locks(migrated: Database, engine: Engine, monkeypatch
 def test_rows_that_are_accepted_only_one_after_the_other(
     migrated: Database, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows of which one makes room for another are applied, however many parts were accepted before."""
+    """Rows are applied also if one makes room for another, however many parts were accepted before."""
     monkeypatch.setattr(dividing, "_MOST_PARTS", 3)
     execute(engine, "CREATE UNIQUE INDEX newest_size_once ON newest (size)")
     execute(engine, insert(NEWEST).values(id="b", size=0, version=1))

@@ -96,7 +96,7 @@ def _problems(table: Table, dialect: Dialect, found: dict[str, list[Row[Any]]]) 
     if any(row.detail.upper().startswith("CREATE VIRTUAL") for row in found["table"]):
         yield refused(table.name, "it is a virtual table", "create it with `inbox-outbox migrate`")
     if any(_WITHOUT_ROWS.search(_plain(row.detail)) for row in found["table"]):
-        why = "it is a table WITHOUT ROWID, of which purges and audits cannot read the next rows"
+        why = "it is a table WITHOUT ROWID, and purges and audits find rows by their rowid"
         yield refused(table.name, why, "create it with `inbox-outbox migrate`")
     if any(row.name == "off" for row in found["journal"]):
         why = "journal_mode=OFF, so a rollback undoes nothing for sure"

@@ -63,7 +63,7 @@ class Dividing:
     def apply(self, rows: pa.Table) -> int:
         """Apply the rows, except those that are refused; with inbox="table", return how many were new."""
         updated = self.updated
-        self._filled_anew(rows.drop_columns([KEY]).schema)
+        self._made_filling(rows.drop_columns([KEY]).schema)  # outside the savepoints: its tables stay
         whole = self._connection.begin_nested()
         applied, parts, most = 0, [rows], _MOST_PARTS
         accepted: list[pa.Table] = []
@@ -102,7 +102,8 @@ class Dividing:
     def _tried(self, rows: pa.Table, *, is_kept: bool = True) -> int | BaseException:
         """Apply the rows; return how many were new, or the error with which one of them is refused."""
         given = rows.drop_columns([KEY])
-        filling = self._filled_anew(given.schema)
+        filling = self._made_filling(given.schema)
+        filling.again()
         savepoint, updated = self._connection.begin_nested(), self.updated
         try:
             filling.add(given)
@@ -131,13 +132,11 @@ class Dividing:
         if self._filling is not None:
             self._filling.updated = updated
 
-    def _filled_anew(self, schema: pa.Schema) -> Filling:
-        """For the next rows; called outside the savepoint, so that its tables stay whatever happens."""
+    def _made_filling(self, schema: pa.Schema) -> Filling:
         if self._filling is None:
             self._filling = Filling(
                 self._connection, self._database, self._settings, schema, is_repeated=True
             )
-        self._filling.again()
         return self._filling
 
     def _refusal(self, part: pa.Table, error: BaseException) -> RefusedRow:
