@@ -276,8 +276,10 @@ class Transaction:
 
     def _check_whole(self) -> None:
         state, is_new = self._state, self.verdict is Verdict.NEW
-        if is_new and ending.is_ended(self.connection):
-            raise TransactionEnded("the body ended the transaction with SQL of its own or through the driver")
+        if is_new:
+            ending.refuse_ended(
+                self.connection, "the body ended the transaction with SQL of its own or through the driver"
+            )
         root = self._transaction
         if state.is_aborted() or (isinstance(root, SessionTransaction) and is_aborted(root, self.connection)):
             raise TransactionAborted(
@@ -291,6 +293,7 @@ class Transaction:
                 raise TransactionAborted(
                     "the body swallowed a database error that had undone the transaction: nothing was written"
                 )
+            ending.check_savepoints(self.connection)
 
     def _store_result(self) -> None:
         attempt = self._attempt

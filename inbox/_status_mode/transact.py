@@ -136,6 +136,9 @@ class StepTransaction:
             return
         is_over = self._is_over(error)
         is_lost = not is_over and self._is_lost(error)
+        if is_over and not isinstance(error, Exception):
+            # Interrupted: it does not wait until it is known whether the body has committed or rolled back.
+            self._hold.halt_at(self._name, has_undo=self._has_undo)
         self.leave()
         if self._hold.is_locked:
             # If the ROLLBACK cannot be sent, the pool must not hand this transaction to its next user.
@@ -146,18 +149,18 @@ class StepTransaction:
             error,
             is_over=is_over and self._transaction.is_active,
         )
-        if is_over or is_lost:
+        if isinstance(error, Exception) and (is_over or is_lost):
             self._check_not_committed(error, is_lost=is_lost)
 
     def _is_over(self, error: BaseException) -> bool:
-        if not self._is_watched or not isinstance(error, Exception):
+        if not self._is_watched:
             return False
-        return ending.is_over(self._handle, self._connection, self._transaction, error)
+        asks = isinstance(error, Exception)
+        return ending.is_over(self._handle, self._connection, self._transaction, error, asks=asks)
 
     def _is_lost(self, error: BaseException) -> bool:
         """Whether nobody can tell, because the connection is gone."""
-        is_gone = self._is_watched and (self._connection.closed or self._connection.invalidated)
-        return is_gone and isinstance(error, Exception)
+        return self._is_watched and (self._connection.closed or self._connection.invalidated)
 
     def _check_not_committed(self, error: BaseException, *, is_lost: bool) -> None:
         """An error of the database may also have ended the transaction, and then nothing has committed."""
@@ -195,9 +198,11 @@ class StepTransaction:
 
     def _record(self) -> None:
         database = database_of(self._connection)
-        is_ended = ending.is_ended if self._is_watched else database.is_ended
-        if not self._connection.in_transaction() or is_ended(self._connection):
-            raise TransactionEnded(f"step={self._name!r}: the body committed or rolled back")
+        message = f"step={self._name!r}: the body committed or rolled back"
+        if self._is_watched and self._connection.in_transaction():
+            ending.refuse_ended(self._connection, message)
+        elif not self._connection.in_transaction() or database.is_ended(self._connection):
+            raise TransactionEnded(message)
         root = self._handle.get_transaction()
         if isinstance(root, SessionTransaction):
             is_lost = is_aborted(root)
@@ -209,6 +214,7 @@ class StepTransaction:
                 "or rolled back and began another one: nothing was written"
             )
         ending.check_same(self._connection)
+        ending.check_savepoints(self._connection)
 
     def _write_steps(self) -> bool:
         """Write the step to the record; return False if the transaction was rolled back meanwhile."""

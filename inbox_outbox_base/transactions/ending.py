@@ -7,10 +7,11 @@ the server is asked.
 
 Another transaction may be open by then. If the database has marked ours, the driver knows that as well. If
 not, a savepoint is the mark: it is set before the body uses the driver's connection, or sends a text that
-may end a transaction and begin another one.
+may end a transaction and begin another one. Inside a savepoint of the body's, that one is the mark.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -21,15 +22,21 @@ from sqlalchemy.orm import Session, SessionTransaction
 from inbox_outbox_base.databases.registry import database_of
 from inbox_outbox_base.databases.taking import State, pooled
 from inbox_outbox_base.errors import codes
-from inbox_outbox_base.errors.inbox import TransactionEnded
+from inbox_outbox_base.errors.inbox import TransactionAborted, TransactionEnded
 
 from . import interrupted, layers
+from .savepoints import Mark, is_unknown
 from .texts import may_end
 
 _ENDED = (
     "the transaction had ended before this statement, by commit(), rollback(), SQL or DDL: earlier writes "
     "are committed or rolled back, and nothing more is written"
 )
+_ANOTHER = (
+    "the body ended the transaction and began another one: what it wrote first and what it wrote later are "
+    "not in one transaction"
+)
+_UNDONE = "the body swallowed a database error that had undone the transaction: nothing was written"
 
 _WATCHED = "_inbox_watched"
 """An attribute of a session: the only transaction that it may have. Its next one would begin on another
@@ -48,9 +55,13 @@ class _Guard:
     mark: object
     outer: "_Guard | None"
     """A transaction on a caller's connection can be inside another one of ours."""
-    savepoint: str | None = None
+    savepoint: Mark = field(default_factory=Mark)
     is_doubtful: bool = False
     """Whether the body has used the driver's connection, or sent something that may end the transaction."""
+    is_undone: bool = False
+    """Whether an error of the database has undone the transaction."""
+    has_lost_savepoint: bool = False
+    """Whether a savepoint of the body's was gone when it was to end."""
 
     def is_ended(self) -> bool:
         """Whether the transaction is over. An error may hide that; after that of an INSERT, the row tells."""
@@ -58,36 +69,31 @@ class _Guard:
             self.state.ask_after_error()
         return self.state.is_ended(self.mark)
 
+    def refuse_ended(self, message: str) -> None:
+        if self.is_ended():
+            raise TransactionAborted(_UNDONE) if self.is_undone else TransactionEnded(message)
+
     def check(self, connection: Connection, statement: Any) -> None:
         """Called before each statement."""
         try:
-            if self.is_ended():
-                raise TransactionEnded(_ENDED)
+            self.refuse_ended(_ENDED)
         except (ResourceClosedError, PendingRollbackError):
             return  # closed or invalidated: the statement itself raises that
         if self.mark is None and may_end(statement):
             self.set_savepoint(connection)
 
+    def note_error(self, statement: Any, error: DBAPIError) -> None:
+        """Called after each statement that failed."""
+        if codes.undoes(error):
+            self.is_undone = self.is_undone or not may_end(statement)
+        elif is_unknown(statement, error):
+            self.has_lost_savepoint = self.has_lost_savepoint or not self.is_undone
+
     def set_savepoint(self, connection: Connection) -> None:
         """Called before something that may end the transaction and begin another one."""
         self.is_doubtful = True
-        # Inside a savepoint of the body's it would end with that one.
-        if self.mark is None and self.savepoint is None and not connection.in_nested_transaction():
-            self.savepoint = f"inbox_outbox_{id(self)}"
-            Connection.exec_driver_sql(connection, f"SAVEPOINT {self.savepoint}")
-
-    def check_savepoint(self, connection: Connection) -> None:
-        if self.savepoint is None:
-            return
-        try:
-            Connection.exec_driver_sql(connection, f"RELEASE SAVEPOINT {self.savepoint}")
-        except DBAPIError as error:
-            if codes.is_transient(error):
-                raise
-            raise TransactionEnded(
-                "the body ended the transaction and began another one: the inbox row and the later writes "
-                "are not in one transaction"
-            ) from error
+        if self.mark is None:
+            self.savepoint.set(connection)
 
 
 @dataclass(slots=True)
@@ -151,9 +157,12 @@ def is_over(
     connection: Connection,
     transaction: RootTransaction | SessionTransaction,
     error: BaseException,
+    *,
+    asks: bool = True,
 ) -> bool:
     """After this error of the body, and before the ROLLBACK: whether the watched transaction has ended. It
-    may have committed, or an error may have rolled it back. False if the connection is lost."""
+    may have committed, or an error may have rolled it back. False if the connection is lost. Without `asks`
+    nothing is sent to the server, so it is also False if the body has begun another transaction unseen."""
     if handle.get_transaction() is not transaction:
         return True
     if not (connection.closed or connection.invalidated):
@@ -161,21 +170,25 @@ def is_over(
     if connection.closed or connection.invalidated:
         return False
     guard: _Guard = getattr(connection, _GUARD)
-    if guard.is_ended():
+    if not asks:
+        return guard.has_lost_savepoint or guard.state.is_ended(guard.mark)
+    if guard.has_lost_savepoint or guard.is_ended():
         return True
     try:
-        guard.check_savepoint(connection)
-    except TransactionEnded:
-        return True
+        return guard.savepoint.is_gone(connection, undo=True)
     except DBAPIError:  # it is lost now, as the ROLLBACK will find
         return False
-    return False
 
 
-def is_ended(connection: Connection) -> bool:
-    """Whether the watched transaction is over. The server is asked if an error may have hidden that."""
+def refuse_ended(connection: Connection, message: str) -> None:
+    """The server is asked if an error may have hidden the end.
+
+    Raises:
+        TransactionEnded: the watched transaction is over; with this message.
+        TransactionAborted: an error of the database has undone it.
+    """
     guard: _Guard = getattr(connection, _GUARD)
-    return guard.is_ended()
+    guard.refuse_ended(message)
 
 
 def check_same(connection: Connection) -> None:
@@ -185,8 +198,20 @@ def check_same(connection: Connection) -> None:
         TransactionEnded: the savepoint that told the transaction from others is gone.
     """
     guard: _Guard | None = getattr(connection, _GUARD, None)
-    if guard is not None:
-        guard.check_savepoint(connection)
+    if guard is not None and guard.savepoint.is_gone(connection):
+        raise TransactionEnded(_ANOTHER)
+
+
+def check_savepoints(connection: Connection) -> None:
+    """Call this right before the COMMIT, once it is known that what the transaction wrote is still there: the
+    error that ended the body's savepoint may have undone all.
+
+    Raises:
+        TransactionEnded: a savepoint of the body's was gone, so the transaction was another one.
+    """
+    guard: _Guard | None = getattr(connection, _GUARD, None)
+    if guard is not None and guard.has_lost_savepoint:
+        raise TransactionEnded(_ANOTHER)
 
 
 @cache
@@ -197,32 +222,37 @@ def _watched(kind: Any) -> Any:
     class Watched(kind):  # type: ignore[misc]
         layer, under = staticmethod(_watched), kind
 
-        def execute(self, statement: Any, parameters: Any = None, *, execution_options: Any = None) -> Any:
-            getattr(self, _GUARD).check(self, statement)
-            return execute(self, statement, parameters, execution_options=execution_options)
+        def execute(self, statement: Any, *given: Any, **options: Any) -> Any:
+            return _run(self, execute, statement, *given, **options)
 
-        def scalar(self, statement: Any, parameters: Any = None, *, execution_options: Any = None) -> Any:
-            getattr(self, _GUARD).check(self, statement)
-            return scalar(self, statement, parameters, execution_options=execution_options)
+        def scalar(self, statement: Any, *given: Any, **options: Any) -> Any:
+            return _run(self, scalar, statement, *given, **options)
 
-        def exec_driver_sql(
-            self, statement: str, parameters: Any = None, execution_options: Any = None
-        ) -> Any:
-            getattr(self, _GUARD).check(self, statement)
-            return exec_driver_sql(self, statement, parameters, execution_options)
+        def exec_driver_sql(self, statement: str, *given: Any, **options: Any) -> Any:
+            return _run(self, exec_driver_sql, statement, *given, **options)
 
         @property
         def connection(self) -> Any:
             guard: _Guard = getattr(self, _GUARD)
             if self.in_transaction() and not guard.state.is_ended():
                 guard.set_savepoint(self)
-            return pooled(self)
+            return kind.connection.fget(self)
 
         @property
         def info(self) -> Any:
             return pooled(self).info
 
     return Watched
+
+
+def _run(connection: Connection, run: Callable[..., Any], statement: Any, *given: Any, **options: Any) -> Any:
+    guard: _Guard = getattr(connection, _GUARD)
+    guard.check(connection, statement)
+    try:
+        return run(connection, statement, *given, **options)
+    except DBAPIError as error:
+        guard.note_error(statement, error)
+        raise
 
 
 def _begun(session: Session, _: SessionTransaction, __: Connection) -> None:

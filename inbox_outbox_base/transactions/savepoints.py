@@ -1,7 +1,57 @@
-"""Savepoints by their numbers: an inner savepoint has a higher number than an outer one."""
+"""Savepoints: SQLAlchemy's by their numbers (an inner one has a higher number than an outer one), and one of
+ours as the mark of a transaction."""
+
+from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import Connection, NestedTransaction
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, SessionTransaction
+from sqlalchemy.sql.elements import ReleaseSavepointClause, RollbackToSavepointClause
+
+from inbox_outbox_base.errors import codes
+
+
+@dataclass(slots=True)
+class Mark:
+    """A savepoint that tells its transaction from every other one, with which it ends. It is set before
+    something that may end the transaction and begin another one."""
+
+    name: str | None = None
+
+    def set(self, connection: Connection) -> None:
+        """Inside a savepoint of the body's it would end with that one: then a failure to end that one tells
+        as much."""
+        if self.name is None and not connection.in_nested_transaction():
+            self.name = f"inbox_outbox_{id(self)}"
+            Connection.exec_driver_sql(connection, f"SAVEPOINT {self.name}")
+
+    def is_gone(self, connection: Connection, *, undo: bool = False) -> bool:
+        """Call this right before the COMMIT. With `undo`, right before the ROLLBACK: that works after errors,
+        too.
+
+        Raises:
+            DBAPIError: nobody can tell now, as if the connection is lost.
+        """
+        if self.name is None:
+            return False
+        try:
+            end = "ROLLBACK TO" if undo else "RELEASE"
+            Connection.exec_driver_sql(connection, f"{end} SAVEPOINT {self.name}")
+        except DBAPIError as error:
+            if codes.is_transient(error) or codes.is_aftermath(error):
+                raise
+            return True
+        if not undo:
+            self.name = None
+        return False
+
+
+def is_unknown(statement: Any, error: DBAPIError) -> bool:
+    """Whether the statement was to end a savepoint of SQLAlchemy's that the server does not know: its
+    transaction has ended, unless the body has ended an outer savepoint as text."""
+    is_end = isinstance(statement, ReleaseSavepointClause | RollbackToSavepointClause)
+    return is_end and not codes.is_transient(error) and not codes.is_aftermath(error)
 
 
 def innermost(connection: Connection) -> int:

@@ -11,12 +11,14 @@ _QUOTED = re.compile(
     r"""'[^'\\]*'|"[^"\\]*"|`[^`]*`|\$(\w*)\$.*?\$\1\$|--[^\n]*|/\*(?!M?!).*?\*/""", re.DOTALL
 )
 """Quoted text, names and bodies, and comments; MySQL and MariaDB run what is in comments like /*! this */."""
-_QUOTE = re.compile(r"""['"`\\]""")
+_QUOTE = re.compile(r"""['"`\\]|\*/""")
 _CANNOT_END = re.compile(
-    r"[\s(]*(SELECT|INSERT|UPDATE|DELETE|REPLACE|WITH|RELEASE|ROLLBACK(\s+(WORK|TRANSACTION))?\s+TO)\b",
+    r"[\s(]*(SELECT|INSERT|UPDATE|DELETE|REPLACE|WITH|SET(?![\s\S]*\bSTATEMENT\b)|RELEASE"
+    r"|ROLLBACK(\s+(WORK|TRANSACTION))?\s+TO)\b",
     re.IGNORECASE,
 )
-"""Nor can SAVEPOINT; but a savepoint that is a mark has to be outside the body's, with which it would end."""
+"""Nor can SAVEPOINT; but a savepoint that is a mark has to be outside the body's, with which it would end.
+SET autocommit=1 ends it, but begins no other one, and SET TRANSACTION must not come after a savepoint."""
 _COMMIT = re.compile(
     r"(\s|--[^\n]*\n|/\*((?!\*/).)*\*/)*"
     r"(COMMIT\b|PREPARE\s+TRANSACTION\b|END(\s+(WORK|TRANSACTION))?(\s+AND\b.*)?\s*$)",

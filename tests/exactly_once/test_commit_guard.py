@@ -107,7 +107,7 @@ def test_a_swallowed_error_after_a_duplicate_is_told_too(postgres: Database) -> 
 
 
 @on(*BOTH_MYSQL)
-@pytest.mark.parametrize("goes_on", ["stops", "reads", "writes"])
+@pytest.mark.parametrize("goes_on", ["stops", "reads", "writes", "has sent a text"])
 def test_a_swallowed_deadlock(engine: Engine, goes_on: str) -> None:
     """On a deadlock, MariaDB and MySQL roll back the whole transaction but let the session go on. If the body
     swallows that error: TransactionAborted, nothing is written, and the redelivered message runs."""
@@ -115,9 +115,12 @@ def test_a_swallowed_deadlock(engine: Engine, goes_on: str) -> None:
         "stops": None,
         "reads": "SELECT 1",
         "writes": "UPDATE account SET total = 7 WHERE name = 'account 9'",
+        "has sent a text": "SELECT 1",
     }
 
     def swallow_deadlock(connection: Connection) -> None:
+        if goes_on == "has sent a text":  # for all that is known it may commit, but it does not
+            connection.execute(text("DO 1"))
         with heavier_transaction(engine, connection), pytest.raises(OperationalError, match="1213"):
             accounts.add(connection, "account 1")
         if statement := after[goes_on]:
@@ -371,6 +374,50 @@ def test_a_body_that_begins_another_transaction(
     kept = 1 if begin_again.__name__.startswith("commit") else 0
     assert accounts.total(engine) == kept
     assert deliver(engine, accounts.add) is (Verdict.DUPLICATE if kept else Verdict.NEW)
+    assert accounts.total(engine) == 1
+
+
+@pytest.mark.parametrize("swallows", [True, False])
+@pytest.mark.parametrize(
+    ("server", "begin_again"),
+    [
+        ("postgresql", commit_and_chain),
+        *product(["mariadb"], [*BY_CHAIN, commit_by_the_driver]),
+        *product(["sqlite"], BY_THE_DRIVER),
+    ],
+    indirect=["server"],
+)
+def test_another_transaction_inside_a_savepoint(
+    engine: Engine, begin_again: Callable[[Any], None], *, swallows: bool
+) -> None:
+    """The savepoint cannot be ended then. If a commit was the reason, TransactionEnded is raised, also if the
+    body swallows that error; after a rollback, the redelivered message runs."""
+
+    def body(connection: Connection) -> None:
+        accounts.add(connection)
+        with suppress(DBAPIError) if swallows else nullcontext(), connection.begin_nested():
+            begin_again(connection)
+
+    is_kept = begin_again.__name__.startswith("commit")
+    undone = TransactionAborted if swallows else DBAPIError
+    with pytest.raises(TransactionEnded if is_kept else undone):
+        deliver(engine, body)
+    assert accounts.total(engine) == is_kept
+    assert deliver(engine, accounts.add) is (Verdict.DUPLICATE if is_kept else Verdict.NEW)
+    assert accounts.total(engine) == 1
+
+
+@on("mariadb")
+def test_a_deadlock_inside_a_savepoint(engine: Engine) -> None:
+    """The savepoint is gone with the whole transaction, and the redelivered message runs."""
+
+    def meet_deadlock(connection: Connection) -> None:
+        with heavier_transaction(engine, connection), suppress(OperationalError), connection.begin_nested():
+            accounts.add(connection, "account 1")
+
+    with pytest.raises(TransactionAborted):
+        deliver(engine, meet_deadlock)
+    assert deliver(engine, accounts.add) is Verdict.NEW
     assert accounts.total(engine) == 1
 
 

@@ -280,3 +280,37 @@ def test_a_step_that_begins_another_transaction(engine: Engine, inbox: StatusInb
     with pytest.raises(TransactionAborted):
         deliver(inbox, lambda claim: claim.transact("book", chaining))
     assert accounts.total(engine) == 0
+
+
+@pytest.mark.parametrize("server", ["postgresql", "mariadb"], indirect=True)
+@pytest.mark.parametrize("error", [ValueError, None])
+def test_a_commit_inside_a_savepoint(
+    engine: Engine, inbox: StatusInbox, error: type[Exception] | None
+) -> None:
+    """The savepoint cannot be ended: the message halts, because the first write is committed."""
+
+    def committing(connection: Connection) -> None:
+        accounts.add(connection)
+        with connection.begin_nested():
+            connection.execute(text("COMMIT AND CHAIN"))
+            if error is not None:
+                raise error
+
+    with pytest.raises(TransactionEnded):
+        deliver(inbox, lambda claim: claim.transact("book", committing))
+    assert stored(inbox.store).status is Status.HALTED
+    assert accounts.total(engine) == 1
+
+
+def test_an_interruption_after_a_commit(engine: Engine, inbox: StatusInbox) -> None:
+    """The message halts, and the interruption goes on."""
+
+    def interrupted(connection: Connection) -> None:
+        accounts.add(connection)
+        connection.execute(text("COMMIT"))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        deliver(inbox, lambda claim: claim.transact("book", interrupted))
+    assert stored(inbox.store).status is Status.HALTED
+    assert accounts.total(engine) == 1
