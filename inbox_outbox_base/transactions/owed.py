@@ -13,6 +13,7 @@ from inbox_outbox_base.databases.taking import State, pooled
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import InboxError, TransactionEnded
 
+from .savepoints import Mark, is_unknown
 from .texts import may_end
 
 _OPEN = (SessionTransactionState.ACTIVE, SessionTransactionState.PREPARED)
@@ -56,6 +57,11 @@ class Debts:
     """Whether the server was once seen in this transaction: it begins with its first statement."""
     is_undone: bool = False
     """Whether the server has rolled back the transaction because of an error."""
+    has_lost_savepoint: bool = False
+    """Whether a savepoint of the session's was gone when it was to end."""
+    was_aborted: bool = False
+    """Whether something that may end the transaction came while an error had aborted it."""
+    mark: Mark = field(default_factory=Mark)
 
     def note_begun(self, connection: Connection) -> None:
         """Sends nothing, so it may be called outside a greenlet."""
@@ -81,13 +87,40 @@ class Debts:
     def due(self) -> list[Owed]:
         return [each for each in self.calls if each.is_due()]
 
+    def is_another(self, connection: Connection, *, undo: bool = False) -> bool:
+        """Called right before the COMMIT, or the ROLLBACK with `undo`: whether something else has ended the
+        transaction. Another one may be open."""
+        if self.is_ended(connection) or self.has_lost_savepoint:
+            return True
+        if not self.is_open or (state := self._state(connection)) is None:
+            return False
+        if self.was_aborted and not state.is_aborted():
+            return True
+        return self.mark.is_gone(connection, undo=undo)
+
+    def set_mark(self, connection: Connection) -> None:
+        """Called before something that may end the transaction and begin another one."""
+        if not self.is_open or self.is_ended(connection) or (state := self._state(connection)) is None:
+            return
+        if state.is_aborted():
+            self.was_aborted = True
+        else:
+            self.mark.set(connection)
+
+    def forget(self) -> None:
+        """Called once it is known how the transaction ends."""
+        self.is_open = self.is_undone = self.was_aborted = self.has_lost_savepoint = False
+        self.mark = Mark()
+
     def refuse_ended(self, connection: Connection, when: str) -> None:
         if self.is_ended(connection) and not self.is_undone and (due := self.due()):
             raise ended(due, when)
 
     def note_error(self, connection: Connection, statement: Any, error: DBAPIError) -> None:
         """Other statements may have ended the transaction themselves, before they failed."""
-        if not may_end(statement) and (codes.undoes(error) or self.is_ended(connection)):
+        if is_unknown(statement, error) and not self.is_undone:
+            self.has_lost_savepoint = True
+        elif not may_end(statement) and (codes.undoes(error) or self.is_ended(connection)):
             self.is_undone = True
 
 

@@ -18,14 +18,14 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, SessionTransaction
 
 from inbox_outbox_base.databases.registry import database_of
-from inbox_outbox_base.databases.taking import State
+from inbox_outbox_base.databases.taking import State, pooled
 from inbox_outbox_base.errors.inbox import UnsupportedDatabase
 
 from . import failed_commit, layers
 from .owed import Debts, Owed, ended, named, prepare_all, refuse
 from .savepoints import number
 from .session import connections_of
-from .texts import commits
+from .texts import commits, may_end
 
 _OWED = "_inbox_owed"
 """The attribute of a session's outermost transaction that has its list."""
@@ -102,12 +102,13 @@ def _settle(connection: Connection) -> None:
     """Called right before a COMMIT."""
     if (debts := _debts.get(connection)) is None:
         return
-    debts.refuse_ended(connection, "its COMMIT")
     calls = debts.due()
     if calls and debts.is_undone:
         raise calls[0].ended(
             f"the server rolled back the transaction because of an error, and with it {named(calls)}"
         )
+    if calls and debts.is_another(connection):
+        raise ended(calls, "its COMMIT")
     refuse([each for each in calls if each.prepare is None and each.write is None])
     prepare_all(calls)
     debts.calls = debts.due()
@@ -147,6 +148,16 @@ def _guarded(kind: Any) -> Any:  # noqa: C901 - methods
         transaction."""
 
         layer, under = staticmethod(_guarded), kind
+
+        @property
+        def connection(self) -> Any:
+            if (debts := _debts.get(self)) is not None:
+                debts.set_mark(self)
+            return kind.connection.fget(self)
+
+        @property
+        def info(self) -> Any:
+            return pooled(self).info
 
         def commit(self) -> None:
             _settle(self)  # the transaction, if there is one, may go on
@@ -203,6 +214,7 @@ def _guarded(kind: Any) -> Any:  # noqa: C901 - methods
         def _rollback_to_savepoint_impl(self, name: str) -> None:
             kind._rollback_to_savepoint_impl(self, name)  # noqa: SLF001
             if (debts := _debts.get(self)) is not None:
+                debts.was_aborted = False
                 _keep(self, [each for each in debts.calls if each.savepoint < number(name)])
 
         def _release_savepoint_impl(self, name: str) -> None:
@@ -219,6 +231,8 @@ def _run(connection: Connection, run: Callable[..., Any], statement: Any, *given
     debts.refuse_ended(connection, "this statement")
     if commits(statement):
         refuse(debts.due())
+    if may_end(statement):
+        debts.set_mark(connection)
     try:
         result = run(connection, statement, *given, **options)
     except DBAPIError as error:
@@ -231,6 +245,10 @@ def _run(connection: Connection, run: Callable[..., Any], statement: Any, *given
 def _note_lost(connection: Connection) -> None:
     """Called before a ROLLBACK."""
     if (debts := _debts.get(connection)) is not None:
-        if debts.is_ended(connection) and not debts.is_undone:
-            debts.lost = debts.due()
-        debts.is_open = debts.is_undone = False
+        try:
+            if not debts.is_undone and debts.is_another(connection, undo=True):
+                debts.lost = debts.due()
+        except DBAPIError:
+            return  # it is lost now, as the ROLLBACK will find
+        finally:
+            debts.forget()

@@ -146,6 +146,104 @@ def test_something_else_ends_the_transaction(
     assert accounts.total(engine) == ENDS[end]
 
 
+def chain(session: Session) -> None:
+    """Roll back and begin another transaction in one statement."""
+    session.execute(text("ROLLBACK AND CHAIN"))
+
+
+def chain_unseen(session: Session) -> None:
+    """A comment inside a comment hides the COMMIT on PostgreSQL."""
+    session.execute(text("/* a /* b */ c */ COMMIT AND CHAIN"))
+
+
+def begin_implicitly(session: Session) -> None:
+    """MySQL and MariaDB commit before this."""
+    session.execute(text("START TRANSACTION"))
+
+
+def commit_and_begin(session: Session) -> None:
+    """By the driver, whose statements SQLAlchemy does not see."""
+    cursor = session.connection().connection.cursor()
+    for statement in "COMMIT", "BEGIN", "UPDATE account SET total = total + 100":
+        cursor.execute(statement)
+
+
+def chain_in_a_savepoint(session: Session) -> None:
+    """Its end fails, and the application goes on."""
+    with suppress(DBAPIError), session.begin_nested():
+        chain(session)
+
+
+def chain_after_an_error(session: Session) -> None:
+    """An error has aborted the transaction on PostgreSQL."""
+    with suppress(DBAPIError):
+        session.execute(text("SELECT missing"))
+    chain(session)
+
+
+UNDOING = [chain, chain_in_a_savepoint, chain_after_an_error]
+OTHERS = {
+    "postgresql": [chain, chain_unseen, commit_and_begin, chain_in_a_savepoint, chain_after_an_error],
+    "mariadb": [chain, begin_implicitly, commit_and_begin, chain_in_a_savepoint],
+    "sqlite": [commit_and_begin],
+}
+
+
+@pytest.mark.parametrize("then", ["commit", "rollback", "close"])
+@pytest.mark.parametrize(
+    ("server", "begin_again"),
+    [(server, each) for server, kinds in OTHERS.items() for each in kinds],
+    indirect=["server"],
+)
+def test_another_transaction_begins(
+    session: Session, engine: Engine, begin_again: Callable[[Session], None], then: str
+) -> None:
+    """The end of the session's transaction says that it was another one, and nothing of that is kept."""
+    accounts.add(session)
+    publish(session, "never")
+    begin_again(session)
+    with suppress(DBAPIError):  # PostgreSQL refuses it after the error in the savepoint
+        accounts.add(session, amount=10)
+    with pytest.raises(TransactionEnded, match="publish of message"):
+        THEN[then](session)
+    with suppress(TransactionEnded):
+        session.close()
+    assert texts(engine) == []
+    assert accounts.total(engine) == (begin_again not in UNDOING)
+
+
+def swallow_an_error(session: Session) -> None:
+    """As text, which may leave a savepoint of ours behind, and with SQLAlchemy's own savepoint around."""
+    session.execute(text("SAVEPOINT mine"))
+    with suppress(DBAPIError), session.begin_nested():
+        session.execute(text("CALL missing()"))
+    session.execute(text("ROLLBACK TO SAVEPOINT mine"))
+
+
+def use_the_driver(session: Session) -> None:
+    """For a statement of its own."""
+    session.connection().connection.cursor().execute("SELECT 1")
+
+
+@on("postgresql", "mariadb")
+@pytest.mark.parametrize("then", ["commit", "rollback", "close"])
+@pytest.mark.parametrize("harmless", [swallow_an_error, use_the_driver])
+def test_the_transaction_goes_on(
+    session: Session, engine: Engine, harmless: Callable[[Session], None], then: str
+) -> None:
+    """Nothing is raised after what only might have ended it."""
+    session.execute(
+        text("SET @a = 1" if engine.dialect.name != "postgresql" else "SET TRANSACTION READ WRITE")
+    )
+    accounts.add(session)
+    publish(session, "told")
+    harmless(session)
+    THEN[then](session)
+    session.close()
+    assert texts(engine) == ["told"] * (then == "commit")
+    assert accounts.total(engine) == (then == "commit")
+
+
 @on("mariadb")
 def test_ddl_ends_the_transaction(session: Session, engine: Engine) -> None:
     """DDL commits the business row, and the COMMIT that would write the message is another one."""
