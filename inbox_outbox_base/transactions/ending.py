@@ -87,7 +87,7 @@ class _Guard:
         if codes.undoes(error):
             self.is_undone = self.is_undone or not may_end(statement)
         elif is_unknown(statement, error):
-            self.has_lost_savepoint = self.has_lost_savepoint or not self.is_undone
+            self.has_lost_savepoint = True
 
     def set_savepoint(self, connection: Connection) -> None:
         """Called before something that may end the transaction and begin another one."""

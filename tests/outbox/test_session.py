@@ -153,7 +153,7 @@ def chain(session: Session) -> None:
 
 def chain_unseen(session: Session) -> None:
     """A comment inside a comment hides the COMMIT on PostgreSQL."""
-    session.execute(text("/* a /* b */ c */ COMMIT AND CHAIN"))
+    session.execute(text("/* a /* b */ SELECT */ COMMIT AND CHAIN"))
 
 
 def begin_implicitly(session: Session) -> None:
@@ -212,6 +212,20 @@ def test_another_transaction_begins(
     assert accounts.total(engine) == (begin_again not in UNDOING)
 
 
+@on("postgresql")
+def test_another_transaction_begins_and_fails(session: Session, engine: Engine) -> None:
+    """The rollback says that it was another one, although an error has aborted that."""
+    accounts.add(session)
+    publish(session, "never")
+    commit_and_begin(session)
+    with pytest.raises(DBAPIError):
+        session.execute(text("SELECT missing"))
+    with pytest.raises(TransactionEnded, match="publish of message"):
+        session.close()
+    assert texts(engine) == []
+    assert accounts.total(engine) == 1
+
+
 def swallow_an_error(session: Session) -> None:
     """As text, which may leave a savepoint of ours behind, and with SQLAlchemy's own savepoint around."""
     session.execute(text("SAVEPOINT mine"))
@@ -225,6 +239,16 @@ def use_the_driver(session: Session) -> None:
     session.connection().connection.cursor().execute("SELECT 1")
 
 
+SETTINGS = {
+    "postgresql": [
+        "SET LOCAL lock_timeout = 0",
+        "SET TRANSACTION ISOLATION LEVEL SERIALIZABLE",
+    ],  # before any query
+    "mysql": ["SET @a = 1"],
+    "mariadb": ["SET @a = 1"],
+}
+
+
 @on("postgresql", "mariadb")
 @pytest.mark.parametrize("then", ["commit", "rollback", "close"])
 @pytest.mark.parametrize("harmless", [swallow_an_error, use_the_driver])
@@ -232,11 +256,12 @@ def test_the_transaction_goes_on(
     session: Session, engine: Engine, harmless: Callable[[Session], None], then: str
 ) -> None:
     """Nothing is raised after what only might have ended it."""
-    session.execute(
-        text("SET @a = 1" if engine.dialect.name != "postgresql" else "SET TRANSACTION READ WRITE")
-    )
-    accounts.add(session)
+    publish(session, "never")  # the first one looks at the tables
+    session.rollback()
     publish(session, "told")
+    for statement in SETTINGS[engine.dialect.name]:
+        session.execute(text(statement))
+    accounts.add(session)
     harmless(session)
     THEN[then](session)
     session.close()
