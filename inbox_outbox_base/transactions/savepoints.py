@@ -24,7 +24,7 @@ class Mark:
         as much."""
         if self.name is None and not connection.in_nested_transaction():
             self.name = f"inbox_outbox_{id(self)}"
-            Connection.exec_driver_sql(connection, f"SAVEPOINT {self.name}")
+            _send(connection, f"SAVEPOINT {self.name}")
 
     def is_gone(self, connection: Connection, *, undo: bool = False) -> bool:
         """Call this right before the COMMIT. With `undo`, right before the ROLLBACK: that works after errors,
@@ -37,7 +37,7 @@ class Mark:
             return False
         try:
             end = "ROLLBACK TO" if undo else "RELEASE"
-            Connection.exec_driver_sql(connection, f"{end} SAVEPOINT {self.name}")
+            _send(connection, f"{end} SAVEPOINT {self.name}")
         except DBAPIError as error:
             if codes.is_transient(error) or codes.is_aftermath(error):
                 raise
@@ -45,6 +45,11 @@ class Mark:
         if not undo:
             self.name = None
         return False
+
+
+def _send(connection: Connection, statement: str) -> None:
+    # The connection may read through cursors of the server, which run queries alone.
+    Connection.exec_driver_sql(connection, statement, None, {"stream_results": False})
 
 
 def is_unknown(statement: Any, error: DBAPIError) -> bool:

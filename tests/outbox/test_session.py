@@ -249,9 +249,16 @@ SETTINGS = {
 }
 
 
+def use_the_driver_between_streams(session: Session) -> None:
+    """While the connection reads through cursors of the server, which run queries alone."""
+    connection = session.connection().execution_options(stream_results=True)
+    connection.connection.cursor().execute("SELECT 1")
+    connection.execution_options(stream_results=False)
+
+
 @on("postgresql", "mariadb")
 @pytest.mark.parametrize("then", ["commit", "rollback", "close"])
-@pytest.mark.parametrize("harmless", [swallow_an_error, use_the_driver])
+@pytest.mark.parametrize("harmless", [swallow_an_error, use_the_driver, use_the_driver_between_streams])
 def test_the_transaction_goes_on(
     session: Session, engine: Engine, harmless: Callable[[Session], None], then: str
 ) -> None:
