@@ -166,6 +166,10 @@ class State:
         """If the driver does not know whether a statement that failed had ended the transaction, ask the
         server. If nobody answers, the next statement will find the connection lost."""
 
+    def is_reading(self) -> bool:
+        """Whether the driver would drop the unread rest of a result if another statement were sent."""
+        return False
+
     def is_aborted(self) -> bool:
         """Whether COMMIT would silently keep nothing, or only a part."""
         return self._database.is_aborted(self._connection)

@@ -11,7 +11,7 @@ may end a transaction and begin another one. Inside a savepoint of the body's, t
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -25,7 +25,7 @@ from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import TransactionAborted, TransactionEnded
 
 from . import interrupted, layers
-from .savepoints import Mark, is_unknown
+from .savepoints import is_unknown, mark_of
 from .texts import may_end
 
 _ENDED = (
@@ -36,7 +36,7 @@ _ANOTHER = (
     "the body ended the transaction and began another one: what it wrote first and what it wrote later are "
     "not in one transaction"
 )
-_UNDONE = "the body swallowed a database error that had undone the transaction: nothing was written"
+UNDONE = "the body swallowed a database error that had undone the transaction: nothing was written"
 
 _WATCHED = "_inbox_watched"
 """An attribute of a session: the only transaction that it may have. Its next one would begin on another
@@ -55,7 +55,6 @@ class _Guard:
     mark: object
     outer: "_Guard | None"
     """A transaction on a caller's connection can be inside another one of ours."""
-    savepoint: Mark = field(default_factory=Mark)
     is_doubtful: bool = False
     """Whether the body has used the driver's connection, or sent something that may end the transaction."""
     is_undone: bool = False
@@ -71,7 +70,7 @@ class _Guard:
 
     def refuse_ended(self, message: str) -> None:
         if self.is_ended():
-            raise TransactionAborted(_UNDONE) if self.is_undone else TransactionEnded(message)
+            raise TransactionAborted(UNDONE) if self.is_undone else TransactionEnded(message)
 
     def check(self, connection: Connection, statement: Any) -> None:
         """Called before each statement."""
@@ -93,7 +92,7 @@ class _Guard:
         """Called before something that may end the transaction and begin another one."""
         self.is_doubtful = True
         if self.mark is None:
-            self.savepoint.set(connection)
+            mark_of(connection).set(connection)
 
 
 @dataclass(slots=True)
@@ -175,7 +174,7 @@ def is_over(
     if guard.has_lost_savepoint or guard.is_ended():
         return True
     try:
-        return guard.savepoint.is_gone(connection, undo=True)
+        return mark_of(connection).is_gone(connection, undo=True)
     except DBAPIError:  # it is lost now, as the ROLLBACK will find
         return False
 
@@ -198,8 +197,13 @@ def check_same(connection: Connection) -> None:
         TransactionEnded: the savepoint that told the transaction from others is gone.
     """
     guard: _Guard | None = getattr(connection, _GUARD, None)
-    if guard is not None and guard.savepoint.is_gone(connection):
+    if guard is None:
+        return
+    mark = mark_of(connection)
+    if mark.is_gone(connection):
         raise TransactionEnded(_ANOTHER)
+    if guard.outer is not None and guard.outer.is_doubtful:
+        mark.set(connection)  # it was the outer one's as well
 
 
 def check_savepoints(connection: Connection) -> None:
@@ -234,7 +238,7 @@ def _watched(kind: Any) -> Any:
         @property
         def connection(self) -> Any:
             guard: _Guard = getattr(self, _GUARD)
-            if self.in_transaction() and not guard.state.is_ended():
+            if self.in_transaction() and not guard.state.is_ended() and not guard.state.is_reading():
                 guard.set_savepoint(self)
             return kind.connection.fget(self)
 

@@ -8,13 +8,14 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import SessionTransaction
 from sqlalchemy.orm.session import SessionTransactionState
+from sqlalchemy.util.concurrency import in_greenlet
 
 from inbox_outbox_base.databases.taking import State, pooled
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import InboxError, TransactionEnded
 
-from .savepoints import Mark, is_unknown
-from .texts import may_end
+from .savepoints import is_unknown, mark_of
+from .texts import ends_savepoint, may_end
 
 _OPEN = (SessionTransactionState.ACTIVE, SessionTransactionState.PREPARED)
 
@@ -61,7 +62,6 @@ class Debts:
     """Whether a savepoint of the session's was gone when it was to end."""
     was_aborted: bool = False
     """Whether something that may end the transaction came while an error had aborted it."""
-    mark: Mark = field(default_factory=Mark)
 
     def note_begun(self, connection: Connection) -> None:
         """Sends nothing, so it may be called outside a greenlet."""
@@ -96,7 +96,14 @@ class Debts:
             return False
         if self.was_aborted and not state.is_aborted():
             return True
-        return self.mark.is_gone(connection, undo=undo)
+        return mark_of(connection).is_gone(connection, undo=undo)
+
+    def may_send(self, connection: Connection) -> bool:
+        """Whether a statement can be sent now, where the application has not sent one itself: not outside a
+        greenlet, nor if the driver would drop the rest of a result."""
+        if connection.dialect.is_async and not in_greenlet():
+            return False
+        return (state := self._state(connection)) is not None and not state.is_reading()
 
     def set_mark(self, connection: Connection) -> None:
         """Called before something that may end the transaction and begin another one."""
@@ -104,13 +111,21 @@ class Debts:
             return
         if state.is_aborted():
             self.was_aborted = True
-        else:
-            self.mark.set(connection)
+        elif (mark := mark_of(connection)).name is None:
+            mark.set(connection)
+            mark.may_be_inside = True
+
+    def note_savepoint(self, connection: Connection, statement: Any) -> None:
+        """Called after each statement: it may have ended a savepoint that is older than the mark, and so the
+        mark, or the aborted state."""
+        if ends_savepoint(statement):
+            self.was_aborted = False
+            if (mark := mark_of(connection)).may_be_inside:
+                mark.name = None
 
     def forget(self) -> None:
         """Called once it is known how the transaction ends."""
         self.is_open = self.is_undone = self.was_aborted = self.has_lost_savepoint = False
-        self.mark = Mark()
 
     def refuse_ended(self, connection: Connection, when: str) -> None:
         if self.is_ended(connection) and not self.is_undone and (due := self.due()):

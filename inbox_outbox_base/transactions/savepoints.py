@@ -3,8 +3,9 @@ ours as the mark of a transaction."""
 
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from sqlalchemy import Connection, NestedTransaction
+from sqlalchemy import Connection, NestedTransaction, RootTransaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, SessionTransaction
 from sqlalchemy.sql.elements import ReleaseSavepointClause, RollbackToSavepointClause
@@ -15,16 +16,23 @@ from inbox_outbox_base.errors import codes
 @dataclass(slots=True)
 class Mark:
     """A savepoint that tells its transaction from every other one, with which it ends. It is set before
-    something that may end the transaction and begin another one."""
+    something that may end the transaction and begin another one. A transaction has one, whoever sets it: the
+    end of an outer savepoint would also end an inner one."""
 
     name: str | None = None
+    may_be_inside: bool = False
+    """Whether a savepoint that was written as text may be around it."""
 
     def set(self, connection: Connection) -> None:
         """Inside a savepoint of the body's it would end with that one: then a failure to end that one tells
         as much."""
         if self.name is None and not connection.in_nested_transaction():
-            self.name = f"inbox_outbox_{id(self)}"
-            _send(connection, f"SAVEPOINT {self.name}")
+            self.name = f"inbox_outbox_{id(self)}"  # already, for listeners to the statement
+            try:
+                _send(connection, f"SAVEPOINT {self.name}")
+            except BaseException:
+                self.name = None
+                raise
 
     def is_gone(self, connection: Connection, *, undo: bool = False) -> bool:
         """Call this right before the COMMIT. With `undo`, right before the ROLLBACK: that works after errors,
@@ -45,6 +53,15 @@ class Mark:
         if not undo:
             self.name = None
         return False
+
+
+_marks: WeakKeyDictionary[RootTransaction, Mark] = WeakKeyDictionary()
+
+
+def mark_of(connection: Connection) -> Mark:
+    """The mark of the connection's transaction, or one of none."""
+    root = connection.get_transaction()
+    return Mark() if root is None else _marks.setdefault(root, Mark())
 
 
 def _send(connection: Connection, statement: str) -> None:

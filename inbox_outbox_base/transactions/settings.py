@@ -3,6 +3,7 @@
 from sqlalchemy import Connection
 
 from inbox_outbox_base.databases.registry import database_of
+from inbox_outbox_base.databases.taking import driver_of
 from inbox_outbox_base.errors.inbox import UnusableConnection
 
 from . import interrupted
@@ -20,7 +21,7 @@ def check(connection: Connection, error: type[Exception] = UnusableConnection) -
     if CHECKED in info:
         return
     interrupted.watch(connection.dialect)
-    refused = database_of(connection).unusable_setting(connection.connection.driver_connection)
+    refused = database_of(connection).unusable_setting(driver_of(connection))
     if refused is not None:
         raise error(refused)
     info[CHECKED] = True

@@ -26,6 +26,7 @@ _COMMIT = re.compile(
 )
 _WORD = re.compile(r"COMMIT|PREPARE|END", re.IGNORECASE)
 """Few texts have one of these."""
+_SAVEPOINT_END = re.compile(r"\s*(RELEASE|ROLLBACK(\s+(WORK|TRANSACTION))?\s+TO)\b", re.IGNORECASE)
 _BODY = re.compile(r"\s*(BEGIN\s+NOT\b|(CREATE|ALTER)\b.*\bBEGIN\b)", re.IGNORECASE | re.DOTALL)
 """The beginning of a body, as of a trigger: the statements behind it are the body's."""
 
@@ -51,6 +52,14 @@ def commits(statement: Any) -> bool:
         if _BODY.match(each):
             return False
     return False
+
+
+def ends_savepoint(statement: Any) -> bool:
+    """Whether a text ends a savepoint, itself or with one of its statements."""
+    text = _text(statement)
+    if not text or not _SAVEPOINT_END.search(text):
+        return False
+    return any(_SAVEPOINT_END.match(each) for each in _unquoted(text).split(";"))
 
 
 def _text(statement: Any) -> str | None:

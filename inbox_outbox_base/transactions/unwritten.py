@@ -151,7 +151,7 @@ def _guarded(kind: Any) -> Any:  # noqa: C901 - methods
 
         @property
         def connection(self) -> Any:
-            if (debts := _debts.get(self)) is not None:
+            if (debts := _debts.get(self)) is not None and debts.may_send(self):
                 debts.set_mark(self)
             return kind.connection.fget(self)
 
@@ -239,6 +239,7 @@ def _run(connection: Connection, run: Callable[..., Any], statement: Any, *given
         debts.note_error(connection, statement, error)
         raise
     debts.note_begun(connection)
+    debts.note_savepoint(connection, statement)
     return result
 
 

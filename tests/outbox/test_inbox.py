@@ -3,10 +3,11 @@ delivered."""
 
 import threading
 from collections import Counter
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, text
 from sqlalchemy.orm import Session, sessionmaker
 
 from inbox import Inbox, SqlStore, StatusInbox, Verdict, Work
@@ -77,6 +78,53 @@ def test_a_handler_that_raises_publishes_nothing(engine: Engine, make: Any) -> N
     assert texts(engine) == []
     assert [book(1).verdict, book(1).verdict] == [Verdict.NEW, Verdict.DUPLICATE]
     assert texts(engine) == [told(1)]
+    assert accounts.total(engine) == 1
+
+
+@on("postgresql", "mariadb", "sqlite")
+@every_source
+@pytest.mark.parametrize("way", ["transaction", "step"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_texts_before_and_after_publishing(engine: Engine, make: Any, way: str, *, fails: bool) -> None:
+    """What might end the transaction, but does not, changes nothing, wherever it stands: the inbox and the
+    outbox have one mark for it."""
+
+    def book(handle: Any) -> None:
+        for _ in range(2):
+            connection = handle.connection() if isinstance(handle, Session) else handle
+            connection.connection.cursor().execute("SELECT 1")
+            OUTBOX.publish(handle, TOPIC, told(1))
+        accounts.add(handle)
+        if fails:
+            raise ZeroDivisionError
+
+    def deliver() -> None:
+        if way == "step":
+            with StatusInbox("orders", store=SqlStore(engine)).claim("order-1") as claim:
+                claim.transact("book", book, source=make(engine))
+        else:
+            with INBOX.transaction(make(engine), "transfer-1") as work:
+                book(handle_of(work, make))
+
+    with pytest.raises(ZeroDivisionError) if fails else nullcontext():
+        deliver()
+    assert texts(engine) == [told(1)] * (0 if fails else 2)
+    assert accounts.total(engine) == (not fails)
+
+
+@on("mariadb")
+def test_looking_at_the_driver_while_rows_are_read(engine: Engine) -> None:
+    """A handler reads all rows of a stream, although something looks at the driver's connection meanwhile."""
+    with INBOX.transaction(engine, "transfer-1") as work:
+        connection = work.connection
+        pairs = "SELECT a.name FROM account a, account b"
+        rows = iter(
+            connection.execute(text(pairs), execution_options={"stream_results": True, "yield_per": 1})
+        )
+        next(rows)
+        assert connection.connection is not None
+        assert sum(1 for _ in rows) == 3
+        accounts.add(connection)
     assert accounts.total(engine) == 1
 
 

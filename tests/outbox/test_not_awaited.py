@@ -105,6 +105,22 @@ async def by_the_driver(session: AsyncSession) -> None:
     await connection.driver_connection.commit()  # type: ignore[union-attr]
 
 
+@on("postgresql", "mariadb", "sqlite")
+@in_loop
+async def test_the_drivers_connection_outside_a_greenlet(shop: Database) -> None:
+    """Code that only looks at it sends nothing, so it needs no greenlet; the messages are sent."""
+    engine = engine_of(shop)
+    async with AsyncSession(engine) as session:
+        await accounts.add_async(session)
+        await publish(session, "1")
+        connection = (await session.connection()).sync_connection
+        assert connection is not None
+        assert connection.connection.driver_connection is not None
+        await session.commit()
+    await engine.dispose()
+    assert texts(shop.engine()) == ["1"]
+
+
 SessionEnding = Callable[[AsyncSession], Awaitable[object]]
 SESSION_ENDINGS: dict[SessionEnding, type[Exception] | None] = {
     (on_connection := lambda session: session.run_sync(lambda inner: inner.connection().commit())): None,

@@ -306,6 +306,10 @@ class _AskedState(State):
     """An error of the server comes without a status. DDL commits before it can fail, and a procedure may
     commit and then fail."""
 
+    def is_reading(self) -> bool:
+        result = _driver(self._connection)._result  # noqa: SLF001 - nothing public says
+        return result is not None and bool(result.unbuffered_active)
+
     def ask_after_error(self) -> None:
         connection = self._connection
         if connection.closed or connection.invalidated:
