@@ -290,9 +290,7 @@ class Transaction:
             with OWN:
                 is_there = self._database.is_there(self.connection, self._attempt)
             if not is_there:
-                raise TransactionAborted(
-                    "the body swallowed a database error that had undone the transaction: nothing was written"
-                )
+                raise TransactionAborted(ending.UNDONE)
             ending.check_savepoints(self.connection)
 
     def _store_result(self) -> None:

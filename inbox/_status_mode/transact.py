@@ -135,7 +135,7 @@ class StepTransaction:
             forked.abandon(self._handle)
             return
         is_over = self._is_over(error)
-        is_lost = not is_over and self._is_lost(error)
+        is_lost = not is_over and self._is_lost()
         if is_over and not isinstance(error, Exception):
             # Interrupted: it does not wait until it is known whether the body has committed or rolled back.
             self._hold.halt_at(self._name, has_undo=self._has_undo)
@@ -158,7 +158,7 @@ class StepTransaction:
         asks = isinstance(error, Exception)
         return ending.is_over(self._handle, self._connection, self._transaction, error, asks=asks)
 
-    def _is_lost(self, error: BaseException) -> bool:
+    def _is_lost(self) -> bool:
         """Whether nobody can tell, because the connection is gone."""
         return self._is_watched and (self._connection.closed or self._connection.invalidated)
 
@@ -199,9 +199,11 @@ class StepTransaction:
     def _record(self) -> None:
         database = database_of(self._connection)
         message = f"step={self._name!r}: the body committed or rolled back"
-        if self._is_watched and self._connection.in_transaction():
+        if not self._connection.in_transaction():
+            raise TransactionEnded(message)
+        if self._is_watched:
             ending.refuse_ended(self._connection, message)
-        elif not self._connection.in_transaction() or database.is_ended(self._connection):
+        elif database.is_ended(self._connection):
             raise TransactionEnded(message)
         root = self._handle.get_transaction()
         if isinstance(root, SessionTransaction):
