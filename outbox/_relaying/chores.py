@@ -15,7 +15,7 @@ from .refusals import Refusals, write_apart
 
 _MOVED = 1_000
 _MOST_REFUSED = 10
-"""After so many refusals, the other messages wait for the next try: each may use up a number."""
+"""Once this many messages are refused, the others wait for the next try, since each may use up a number."""
 
 
 class Overtaken(Exception):

@@ -42,8 +42,8 @@ from .strays import Strays
 _log = logging.getLogger("outbox.relay")
 
 _MOST_UNWRITTEN = 100
-"""A relay sends nothing more once the database has refused so many outcomes: if it ended, another one would
-send all of their messages again."""
+"""Once the database has refused this many outcomes, a relay sends nothing more: if it ended, another one
+would send all of their messages again."""
 _MARKS_EVERY = 1.0
 """Seconds between calls of `tend` while messages are sent: the marks have to follow them."""
 
