@@ -14,7 +14,7 @@ from inbox_outbox_base.calls.signals import is_stopping, stopping
 from inbox_outbox_base.checks import options
 from inbox_outbox_base.checks.backoff import Backoff
 from inbox_outbox_base.errors.blame import is_own
-from inbox_outbox_base.errors.groups import find, only
+from inbox_outbox_base.errors.groups import find, leaves, only
 from inbox_outbox_base.errors.inbox import (
     GiveUp,
     InvalidOption,
@@ -35,6 +35,8 @@ STOPPING = "the listener is stopping"
 
 _log = logging.getLogger("inbox.listener")
 _FINAL = (Verdict.DEAD, Verdict.HALTED, Verdict.MISMATCH)
+_LOSES_LEAST = (Verdict.IN_FLIGHT, *_FINAL, Verdict.TOO_OLD)
+"""Which verdict counts, if several inboxes of one handler have refused the message."""
 
 
 class ListenerBase:
@@ -240,9 +242,11 @@ def _tell(job: MessageJob, action: Action, reason: str, error: Exception | None 
 
 def caught(error: Exception) -> Outcome:
     """The outcome of a handler that raised."""
-    refusal = find(error, NotTaken)
-    if refusal is not None and only(error, NotTaken):
-        return Outcome(refusal.verdict, retry_after=refusal.retry_after)
+    refusals = [each for each in leaves(error) if isinstance(each, NotTaken)]
+    if refusals and only(error, NotTaken):
+        verdict = min((each.verdict for each in refusals), key=_LOSES_LEAST.index)
+        delays = [each.retry_after for each in refusals if each.verdict is verdict and each.retry_after]
+        return Outcome(verdict, retry_after=max(delays, default=None))
     return Outcome(Verdict.NEW if find(error, GiveUp) is None else Verdict.DEAD, error=error)
 
 

@@ -15,6 +15,9 @@ from inbox.errors import (
     InvalidOption,
     InvalidResult,
     LeaseLost,
+    MessageInFlight,
+    MessageTooOld,
+    PayloadMismatch,
     StoreUnreachable,
     TablesMissing,
     TransactionEnded,
@@ -147,6 +150,19 @@ def test_attempt_may_fail(decide: Decide, caplog: pytest.LogCaptureFixture) -> N
     assert decision.action is RETRY
     assert 4 <= decision.delay <= 8
     assert "attempt=" in caplog.text
+
+
+@each_listener
+def test_several_refusals(decide: Decide) -> None:
+    """If several inboxes of one handler have refused the message, it is delivered again while one of them may
+    still take it, and is a dead letter before it is dropped, whatever their order."""
+    refused = [MessageTooOld(), PayloadMismatch()]
+    waits = [MessageInFlight(retry_after=5), MessageInFlight(retry_after=9), MessageInFlight()]
+    groups = [[*refused, *waits], [*waits, *refused], refused, refused[::-1]]
+    errors = [ExceptionGroup("both", group) for group in groups]
+    decisions = decide(range(4), lambda number: raising(errors[number])(), too_old="ack")
+    assert [each.action for each in decisions] == [RETRY, RETRY, DEAD_LETTER, DEAD_LETTER]
+    assert decisions[0].delay == decisions[1].delay == 9
 
 
 @each_listener
