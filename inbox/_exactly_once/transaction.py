@@ -112,7 +112,14 @@ class Transaction:
             after = self._state.reported()
             if after != before:  # equal if there is no mark, or a pooler hides it, or it is an outer one's
                 self._mark = after
-            ending.watch(handle, self.connection, self._transaction, self._state, self._mark)
+            ending.watch(
+                handle,
+                self.connection,
+                self._transaction,
+                self._state,
+                self._mark,
+                is_looked_up=isinstance(self.bind, Engine),
+            )
             self._is_watched = True
             return
         self._events.append(OF_VERDICT[self.verdict])

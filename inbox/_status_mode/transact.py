@@ -79,7 +79,7 @@ class StepTransaction:
             raise LeaseLost(f"key={self._hold.held.key!r}: the claim is lost")
         self._hold.is_locked = True
         if store is not None:  # without a store nothing is written yet, so the transaction may not have begun
-            ending.watch(handle, self._connection, self._transaction)
+            ending.watch(handle, self._connection, self._transaction, is_looked_up=True)
             self._is_watched = True
 
     def _connected(self, handle: Connection | Session) -> Connection:

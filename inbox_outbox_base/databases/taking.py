@@ -166,6 +166,11 @@ class State:
         """If the driver does not know whether a statement that failed had ended the transaction, ask the
         server. If nobody answers, the next statement will find the connection lost."""
 
+    def was_undone(self) -> bool:
+        """Once the transaction is over: whether an error of the last statement has undone it. The server is
+        asked, for who has used the driver's connection."""
+        return False
+
     def is_reading(self) -> bool:
         """Whether the driver would drop the unread rest of a result if another statement were sent."""
         return False

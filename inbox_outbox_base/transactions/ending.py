@@ -55,6 +55,8 @@ class _Guard:
     mark: object
     outer: "_Guard | None"
     """A transaction on a caller's connection can be inside another one of ours."""
+    is_looked_up: bool = False
+    """Whether it is looked up, after an error, if the transaction has committed."""
     is_doubtful: bool = False
     """Whether the body has used the driver's connection, or sent something that may end the transaction."""
     is_undone: bool = False
@@ -70,7 +72,8 @@ class _Guard:
 
     def refuse_ended(self, message: str) -> None:
         if self.is_ended():
-            raise TransactionAborted(UNDONE) if self.is_undone else TransactionEnded(message)
+            is_undone = self.is_undone or (self.is_looked_up and self.state.was_undone())
+            raise TransactionAborted(UNDONE) if is_undone else TransactionEnded(message)
 
     def check(self, connection: Connection, statement: Any) -> None:
         """Called before each statement."""
@@ -82,9 +85,9 @@ class _Guard:
             self.set_savepoint(connection)
 
     def note_error(self, statement: Any, error: DBAPIError) -> None:
-        """Called after each statement that failed."""
+        """Called after each statement that failed. A procedure may have committed before the error."""
         if codes.undoes(error):
-            self.is_undone = self.is_undone or not may_end(statement)
+            self.is_undone = self.is_undone or self.is_looked_up or not may_end(statement)
         elif is_unknown(statement, error):
             self.has_lost_savepoint = True
 
@@ -118,14 +121,17 @@ def watch(
     transaction: RootTransaction | SessionTransaction,
     state: State | None = None,
     mark: object = None,
+    *,
+    is_looked_up: bool,
 ) -> None:
     """This transaction of the handle has written something on this connection, and must stay open until
-    `unwatch`. A mark tells it from every other transaction."""
+    `unwatch`. A mark tells it from every other transaction. With `is_looked_up`, the caller looks up after an
+    error if the transaction has committed."""
     # A listener for SQLAlchemy's events would cost each transaction 40 microseconds, a fifth of our time.
     layers.put_on(connection, _watched)
     outer = getattr(connection, _GUARD, None)
     state = state or database_of(connection).state(connection)
-    setattr(connection, _GUARD, _Guard(state, mark, outer))
+    setattr(connection, _GUARD, _Guard(state, mark, outer, is_looked_up))
     if isinstance(handle, Session):
         if not _listening:
             event.listen(Session, "after_begin", _begun)

@@ -75,7 +75,10 @@ class Debts:
             return False
         if not self.is_undone:
             state.ask_after_error()
-        return state.is_ended()
+        if not state.is_ended():
+            return False
+        self.is_undone = self.is_undone or state.was_undone()
+        return True
 
     def _state(self, connection: Connection) -> State | None:
         """None if nobody can tell."""
@@ -97,6 +100,10 @@ class Debts:
         if self.was_aborted and not state.is_aborted():
             return True
         return mark_of(connection).is_gone(connection, undo=undo)
+
+    def is_lost(self, connection: Connection) -> bool:
+        """Called before a ROLLBACK: whether something else than an error has ended the transaction."""
+        return not self.is_undone and self.is_another(connection, undo=True) and not self.is_undone
 
     def may_send(self, connection: Connection) -> bool:
         """Whether a statement can be sent now, where the application has not sent one itself: not outside a
@@ -132,10 +139,10 @@ class Debts:
             raise ended(due, when)
 
     def note_error(self, connection: Connection, statement: Any, error: DBAPIError) -> None:
-        """Other statements may have ended the transaction themselves, before they failed."""
+        """Other statements than those that cannot end the transaction may have done so before they failed."""
         if is_unknown(statement, error) and not self.is_undone:
             self.has_lost_savepoint = True
-        elif not may_end(statement) and (codes.undoes(error) or self.is_ended(connection)):
+        elif codes.undoes(error) or (not may_end(statement) and self.is_ended(connection)):
             self.is_undone = True
 
 

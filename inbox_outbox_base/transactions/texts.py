@@ -38,7 +38,7 @@ def may_end(statement: Any) -> bool:
     # A driver may be set to send several statements at once.
     if _CANNOT_END.match(text) and ";" not in text:
         return False  # as most are
-    text = _unquoted(text)
+    text = _unquoted(text).rstrip("; \t\r\n")
     return not _CANNOT_END.match(text) or ";" in text
 
 

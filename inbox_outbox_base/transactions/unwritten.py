@@ -247,7 +247,7 @@ def _note_lost(connection: Connection) -> None:
     """Called before a ROLLBACK."""
     if (debts := _debts.get(connection)) is not None:
         try:
-            if not debts.is_undone and debts.is_another(connection, undo=True):
+            if debts.is_lost(connection):
                 debts.lost = debts.due()
         except DBAPIError:
             return  # it is lost now, as the ROLLBACK will find

@@ -1,7 +1,6 @@
 """Publishing on an ORM Session: messages are kept in memory and written last."""
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import product
 from typing import Any, Literal, get_args
@@ -16,9 +15,9 @@ from outbox import Outbox
 from outbox.errors import TransactionEnded
 from tests.support import accounts
 from tests.support.accounts import Account
+from tests.support.deadlock import ACCOUNTS, ADDS, heavier_transaction, procedure
 from tests.support.on_servers import each_on, on, spread
 from tests.support.published import TOPIC, texts
-from tests.support.together import wait_until_blocked
 
 OUTBOX = Outbox()
 JoinMode = Literal["conditional_savepoint", "rollback_only", "control_fully", "create_savepoint"]
@@ -466,32 +465,43 @@ def test_a_commit_among_other_statements(session: Session, engine: Engine) -> No
     assert texts(engine) == ["ever"]
 
 
-@on("mariadb")
-def test_the_server_rolls_back_the_transaction(engine: Engine) -> None:
-    """After a deadlock that the application ignores, the COMMIT would be of what followed: it is refused. A
-    rollback is not, and the session can go on."""
+DEADLOCKED: dict[str, Callable[[Session], object]] = {
+    "statement": lambda session: accounts.add(session, "account 1"),
+    "semicolon": lambda session: session.execute(text(f"{ADDS};")),
+    "procedure": lambda session: session.execute(text("CALL add_one()")),
+    "driver": lambda session: session.connection().connection.cursor().execute(ADDS),
+}
+
+
+@on("mariadb", "mysql")
+@pytest.mark.mysql
+@pytest.mark.parametrize("statement", DEADLOCKED)
+def test_the_server_rolls_back_the_transaction(engine: Engine, statement: str) -> None:
+    """The error of a deadlock goes up as it is. If the application ignores it, the COMMIT would be of what
+    followed: it is refused. A rollback is not, and the session can go on."""
     with engine.begin() as connection:
-        accounts.open_account(connection, "other")
-    with Session(engine) as session, engine.connect() as rival:
+        for name in ACCOUNTS[:-1]:
+            accounts.open_account(connection, name)
+
+    def meet_deadlock(session: Session) -> None:
         publish(session, "never")
-        accounts.add(session)
-        for each in range(20):  # InnoDB rolls back the one that has written less
-            accounts.open_account(rival, str(each))
-        accounts.add(rival, "other")
-        with ThreadPoolExecutor(1) as thread:
-            waiting = thread.submit(accounts.add, rival, "cash")
-            wait_until_blocked(engine)
-            with pytest.raises(OperationalError, match="1213"):
-                accounts.add(session, "other")
-            waiting.result()
-        rival.commit()
-        with pytest.raises(TransactionEnded, match="the server rolled back"):
+        with heavier_transaction(engine, session):
+            DEADLOCKED[statement](session)
+
+    deadlock = pytest.raises((OperationalError, pymysql.OperationalError), match="1213")
+    with procedure(engine, "add_one", ADDS):
+        with deadlock, Session(engine) as session, session.begin():
+            meet_deadlock(session)
+        with Session(engine) as session:
+            with deadlock:
+                meet_deadlock(session)
+            with pytest.raises(TransactionEnded):
+                session.commit()
+            session.rollback()
+            publish(session, "ever")
             session.commit()
-        session.rollback()
-        publish(session, "ever")
-        session.commit()
     assert texts(engine) == ["ever"]
-    assert accounts.totals(engine)["cash"] == 1  # the rival's
+    assert accounts.total(engine) == 0
 
 
 LISTENED = ["before_commit", "before_flush", "after_flush", "after_flush_postexec"]

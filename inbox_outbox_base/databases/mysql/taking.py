@@ -8,7 +8,7 @@ is changed for a moment. Both count in whole seconds, and only MariaDB accepts 0
 
 import math
 import os
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from datetime import datetime
@@ -46,6 +46,7 @@ from inbox_outbox_base.errors.inbox import (
 from inbox_outbox_base.tables.inbox import Tables
 
 from . import settings
+from .dialect import MySQLCodes
 
 T = TypeVar("T")
 
@@ -70,6 +71,8 @@ _END_BRIEFLY = text(
     "SESSION innodb_lock_wait_timeout = @inbox_own_lock_wait, "
     "SESSION lock_wait_timeout = @inbox_own_table_wait"
 )
+_UNDOING = MySQLCodes.undoing | MySQLCodes.lock_timeouts
+"""Errors that undo a transaction; a lock timeout does if the server is set so."""
 _ROLLS_BACK_ON_TIMEOUT = text("SELECT @@innodb_rollback_on_timeout")
 _SIZE = text(
     "SELECT data_length + index_length FROM information_schema.tables "
@@ -311,20 +314,43 @@ class _AskedState(State):
         return result is not None and bool(result.unbuffered_active)
 
     def ask_after_error(self) -> None:
-        connection = self._connection
-        if connection.closed or connection.invalidated:
+        if self._is_lost():
             return
         # Both drivers forget the last result before they read the next one, which an error is not.
-        if _driver(connection)._result is not None or self.is_ended():  # noqa: SLF001 - nothing public says
+        if _driver(self._connection)._result is not None or self.is_ended():  # noqa: SLF001 - nothing public says
             return
-        dialect = connection.dialect
+        self._ask(self._connection.dialect.do_ping)  # its answer has the status
+
+    def was_undone(self) -> bool:
+        if self._is_lost() or self.is_reading():
+            return False
+        # The server keeps the errors of a statement until the next one that uses a table.
+        errors = self._ask(_errors) or ()
+        return any(number in _UNDOING for _, number, _ in errors)
+
+    def _is_lost(self) -> bool:
+        return self._connection.closed or self._connection.invalidated
+
+    def _ask(self, ask: Callable[[Any], T]) -> T | None:
+        """What the server answers; None if it does not. No event of SQLAlchemy's hears of it."""
+        connection = self._connection
         try:
-            dialect.do_ping(pooled(connection).dbapi_connection)  # its answer has the status
-        except dialect.loaded_dbapi.Error:
-            return
+            return ask(pooled(connection).dbapi_connection)
+        except connection.dialect.loaded_dbapi.Error:
+            return None
         except BaseException as error:
             connection.invalidate(error)  # interrupted: the answer is still to come
             raise
+
+
+def _errors(driver: Any) -> Iterable[tuple[str, int, str]]:
+    cursor = driver.cursor()
+    try:
+        cursor.execute("SHOW ERRORS")
+        errors: Iterable[tuple[str, int, str]] = cursor.fetchall()
+        return errors
+    finally:
+        cursor.close()
 
 
 def random_token() -> int:

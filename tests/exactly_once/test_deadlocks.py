@@ -1,0 +1,144 @@
+"""On a deadlock, MariaDB and MySQL roll back the whole transaction, but let the session go on."""
+
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+
+import pytest
+from sqlalchemy import Connection, Engine, text
+from sqlalchemy.exc import OperationalError
+
+from inbox import Action, Inbox, Verdict
+from inbox.errors import TransactionAborted, TransactionEnded
+from tests.support import accounts
+from tests.support.database import Database
+from tests.support.deadlock import ACCOUNTS, ADDS, heavier_transaction, procedure
+from tests.support.on_servers import BOTH_MYSQL, on
+
+pytestmark = pytest.mark.mysql
+
+KEY = "transfer-1"
+INBOX = Inbox("bookkeeping")
+
+
+@pytest.fixture
+def engine(migrated: Database) -> Engine:
+    """A database with accounts."""
+    return accounts.make(migrated.engine(), ACCOUNTS)
+
+
+def deliver(engine: Engine, body: Callable[[Connection], object]) -> Verdict:
+    """Deliver a message once; `body` runs if it is new."""
+    with INBOX.transaction(engine, KEY) as work:
+        if work.is_new:
+            body(work.connection)
+    return work.verdict
+
+
+@on(*BOTH_MYSQL)
+@pytest.mark.parametrize("goes_on", ["stops", "reads", "writes", "has sent a text"])
+def test_a_swallowed_deadlock(engine: Engine, goes_on: str) -> None:
+    """If the body swallows that error: TransactionAborted, nothing is written, and the redelivered message
+    runs."""
+    after = {
+        "stops": None,
+        "reads": "SELECT 1",
+        "writes": "UPDATE account SET total = 7 WHERE name = 'account 9'",
+        "has sent a text": "SELECT 1",
+    }
+
+    def swallow_deadlock(connection: Connection) -> None:
+        if goes_on == "has sent a text":  # for all that is known it may commit, but it does not
+            connection.execute(text("DO 1"))
+        with heavier_transaction(engine, connection), pytest.raises(OperationalError, match="1213"):
+            accounts.add(connection, "account 1")
+        if statement := after[goes_on]:
+            connection.execute(text(statement))
+
+    with pytest.raises(TransactionAborted):
+        deliver(engine, swallow_deadlock)
+    assert accounts.totals(engine)["account 9"] == 100  # the other transaction's
+    assert accounts.total(engine) == 0
+    assert deliver(engine, accounts.add) is Verdict.NEW
+    assert accounts.total(engine) == 1
+
+
+@on("mariadb")
+def test_a_deadlock_inside_a_savepoint(engine: Engine) -> None:
+    """The savepoint is gone with the whole transaction, and the redelivered message runs."""
+
+    def meet_deadlock(connection: Connection) -> None:
+        with heavier_transaction(engine, connection), suppress(OperationalError), connection.begin_nested():
+            accounts.add(connection, "account 1")
+
+    with pytest.raises(TransactionAborted):
+        deliver(engine, meet_deadlock)
+    assert deliver(engine, accounts.add) is Verdict.NEW
+    assert accounts.total(engine) == 1
+
+
+@on("mariadb")
+def test_an_error_that_ends_the_transaction(engine: Engine) -> None:
+    """A deadlock has rolled back the transaction, too, and the handler retries it."""
+    runs = []
+
+    @INBOX.handler(engine, key=str)
+    def body(connection: Connection, message: str) -> None:
+        runs.append(message)
+        connection.connection.cursor().execute(ADDS)
+        if len(runs) == 1:
+            with heavier_transaction(engine, connection):
+                accounts.add(connection, "account 1")
+
+    assert body(KEY).verdict is Verdict.NEW
+    assert len(runs) == 2
+
+
+DEADLOCKED: dict[str, Callable[[Connection], object]] = {
+    "semicolon": lambda connection: connection.execute(text(f"{ADDS};")),
+    "procedure": lambda connection: connection.execute(text("CALL add_one()")),
+    "driver": lambda connection: connection.connection.cursor().execute(ADDS),
+    "driver's procedure": lambda connection: connection.connection.cursor().callproc("add_one"),
+}
+
+
+@on(*BOTH_MYSQL)
+@pytest.mark.parametrize("is_nested", [False, True])
+@pytest.mark.parametrize("statement", DEADLOCKED)
+def test_a_deadlock_of_what_might_end_the_transaction(
+    engine: Engine, statement: str, is_nested: bool
+) -> None:
+    """Nothing had committed, so the message is delivered again, and takes effect once."""
+    runs: list[str] = []
+
+    @INBOX.handler(engine, key=str)
+    def book(connection: Connection, message: str) -> None:
+        runs.append(message)
+        if len(runs) == 1:
+            with (
+                heavier_transaction(engine, connection),
+                connection.begin_nested() if is_nested else nullcontext(),
+            ):
+                DEADLOCKED[statement](connection)
+        accounts.add(connection)
+
+    with procedure(engine, "add_one", ADDS):
+        decisions = [INBOX.listener().decide([KEY], book)[0] for _ in range(2)]
+    assert [each.action for each in decisions] in ([Action.RETRY, Action.ACK], [Action.ACK, Action.ACK])
+    assert (accounts.total(engine), len(runs)) == (1, 2)
+
+
+@on(*BOTH_MYSQL)
+@pytest.mark.parametrize("swallows", [True, False])
+def test_a_procedure_that_commits_before_its_deadlock(engine: Engine, swallows: bool) -> None:
+    """A redelivery would be a duplicate, and the rest of the message would be lost: TransactionEnded."""
+    late = "BEGIN COMMIT; SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213; END"
+
+    def body(connection: Connection) -> None:
+        accounts.add(connection)
+        with suppress(OperationalError) if swallows else nullcontext():
+            connection.execute(text("CALL commit_and_fail()"))
+
+    with procedure(engine, "commit_and_fail", late), pytest.raises(TransactionEnded):
+        deliver(engine, body)
+    assert deliver(engine, accounts.add) is Verdict.DUPLICATE
+    assert accounts.total(engine) == 1
