@@ -10,6 +10,7 @@ from sqlalchemy.exc import InternalError, OperationalError
 
 from . import codes, groups
 from .inbox import LeaseLost, PolicyConflict, TablesMissing, TransactionEnded, UnsafeDatabase
+from .outbox import WrongBucketCount
 
 _MARK = "_raised_by_the_inbox"
 
@@ -65,7 +66,8 @@ def is_failure(error: BaseException) -> bool:
 
 
 def _is_failure(error: BaseException) -> bool:
-    if isinstance(error, LeaseLost | PolicyConflict | TablesMissing | UnsafeDatabase):
+    # The installation's, or somebody else has the message.
+    if isinstance(error, LeaseLost | PolicyConflict | TablesMissing | UnsafeDatabase | WrongBucketCount):
         return False
     return not (is_own(error) or codes.is_passing(error))
 

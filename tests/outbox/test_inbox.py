@@ -7,12 +7,13 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine, delete, text
 from sqlalchemy.orm import Session, sessionmaker
 
-from inbox import Inbox, SqlStore, StatusInbox, Verdict, Work
+from inbox import Action, Inbox, SqlStore, StatusInbox, Verdict, Work
 from inbox.errors import TransactionAborted
 from outbox import Outbox
+from outbox.schema import tables
 from tests.support import accounts
 from tests.support.database import Database
 from tests.support.on_servers import WITH_WRITERS, on, spread
@@ -143,6 +144,24 @@ def test_a_swallowed_error_of_the_database_publishes_nothing(engine: Engine, mak
     with pytest.raises(TransactionAborted):
         swallow()
     assert texts(engine) == []
+
+
+@on("sqlite")
+@pytest.mark.parametrize("buckets", [None, 63])
+def test_the_number_of_buckets_is_no_fault_of_the_message(engine: Engine, buckets: int | None) -> None:
+    """A message waits for the number of buckets to be put right."""
+    if buckets is None:
+        with engine.begin() as connection:
+            connection.execute(delete(tables().bucket))
+
+    @INBOX.handler(engine, key=str)
+    def book(connection: Connection, message: str) -> None:
+        Outbox(buckets=buckets).publish(connection, TOPIC, message)
+
+    (decision,) = INBOX.listener().decide(["transfer-1"], book)
+    assert decision.action is Action.RETRY
+    assert decision.outcome is not None
+    assert not decision.outcome.is_failure
 
 
 @spread("make", SOURCES, where=WITH_WRITERS)
