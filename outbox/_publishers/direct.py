@@ -11,7 +11,15 @@ from inbox_outbox_base.checks import outbox_options
 from inbox_outbox_base.errors.blame import is_own
 from inbox_outbox_base.errors.codes import is_passing
 from inbox_outbox_base.errors.outbox import InvalidOption
-from inbox_outbox_base.words.outgoing import ACCEPTED, Envelope, Failed, Outcome, Refused, Unavailable
+from inbox_outbox_base.words.outgoing import (
+    ACCEPTED,
+    Envelope,
+    Failed,
+    Outcome,
+    Refused,
+    Unavailable,
+    identity_of,
+)
 
 Handlers = Mapping[str, Callable[[Envelope], Any] | Callable[[Delivery], Any]]
 
@@ -38,7 +46,7 @@ class _Delivery(Generic[L]):
         self._handlers: dict[str, Callable[[Any], Any]] = {
             topic: getattr(each, "outcome", each) for topic, each in handlers.items()
         }
-        self._failures: OrderedDict[str, int] = OrderedDict()
+        self._failures: OrderedDict[tuple[object, ...], int] = OrderedDict()
         self._concurrency = outbox_options.count("concurrency", concurrency)
         self._max_attempts = outbox_options.count("max_attempts", max_attempts)
         self._listener: L = self._new_listener()
@@ -48,13 +56,13 @@ class _Delivery(Generic[L]):
             concurrency=self._concurrency,
             grace=_GRACE,
             max_attempts=self._max_attempts,
-            failures=lambda message: self._failures.get(message.id, 0),
+            failures=lambda message: self._failures.get(identity_of(message), 0),
         )
 
     def _answer(self, message: Envelope, decision: Decision) -> Outcome:
         answer = self._verdict(message, decision)
         if answer == ACCEPTED or isinstance(answer, Refused):
-            self._failures.pop(message.id, None)
+            self._failures.pop(identity_of(message), None)
         return answer
 
     def _verdict(self, message: Envelope, decision: Decision) -> Outcome:
@@ -74,7 +82,8 @@ class _Delivery(Generic[L]):
         return Failed(decision.reason, outcome.retry_after)
 
     def _failed(self, message: Envelope) -> None:
-        self._failures[message.id] = self._failures.pop(message.id, 0) + 1
+        identity = identity_of(message)
+        self._failures[identity] = self._failures.pop(identity, 0) + 1
         # The oldest count is forgotten, which only gives that message more attempts.
         if len(self._failures) > _MOST_FAILING:
             self._failures.popitem(last=False)

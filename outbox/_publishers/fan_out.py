@@ -16,6 +16,7 @@ from inbox_outbox_base.words.outgoing import (
     Refused,
     Unavailable,
     Unknown,
+    identity_of,
 )
 
 Settled: TypeAlias = Accepted | Refused
@@ -35,21 +36,16 @@ class SettledDeliveries:
     def of(self, message: Envelope) -> dict[int, Settled]:
         """The settled deliveries of a message, by the publisher's place in its route."""
         with self._lock:
-            return dict(self._settled.get(_identity(message), {}))
+            return dict(self._settled.get(identity_of(message), {}))
 
     def keep(self, message: Envelope, settled: Mapping[int, Settled]) -> None:
         """Remember these deliveries of a message, and no others."""
         with self._lock:
-            self._settled.pop(_identity(message), None)
+            self._settled.pop(identity_of(message), None)
             if settled:
-                self._settled[_identity(message)] = dict(settled)
+                self._settled[identity_of(message)] = dict(settled)
             while len(self._settled) > _MOST_SETTLED:
                 self._settled.popitem(last=False)
-
-
-def _identity(message: Envelope) -> tuple[object, ...]:
-    # A producer may use its own id again for another message.
-    return message.id, message.topic, message.created_at
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine
 
+import outbox
 from inbox import Backoff, Delivery, Inbox, Verdict, message_key
 from inbox import Outcome as InboxOutcome
 from inbox.errors import StoreUnreachable
@@ -119,6 +120,27 @@ def test_a_handler_that_always_fails(engine: Engine) -> None:
     assert row.error == "dead: GiveUp: it has failed 3 times: Fault: no such article"
     assert accounts.totals(engine) == dict.fromkeys(CHAIN, 0)
     assert not waiting(engine)
+
+
+@on("sqlite")
+def test_failures_of_another_message_of_the_same_id(engine: Engine) -> None:
+    """A message that takes the place of a dropped one, under its id, has all its attempts."""
+    runs: list[Envelope] = []
+
+    def fail(message: Envelope) -> None:
+        runs.append(message)
+        raise Fault("no such article")
+
+    delivery = DirectDelivery(chain(engine, fail), max_attempts=3)
+    for attempts in (2, 3):
+        with engine.begin() as connection:
+            Outbox().publish(connection, "order", b"", id="order-42")
+        for _ in range(attempts):
+            relay(engine, delivery)
+            let_backoffs_end(engine)
+        if attempts == 2:
+            outbox.drop(engine, "order-42")
+    assert len(runs) == 5
 
 
 @on("sqlite")
