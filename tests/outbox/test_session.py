@@ -504,6 +504,22 @@ def test_the_server_rolls_back_the_transaction(engine: Engine, statement: str) -
     assert accounts.total(engine) == 0
 
 
+@on("mariadb", "mysql")
+@pytest.mark.mysql
+@pytest.mark.parametrize("statement", ["TRUNCATE TABLE account", "LOCK TABLES account WRITE"])
+def test_ddl_that_waits_in_vain(engine: Engine, statement: str) -> None:
+    """It has committed before it waits, so its lock timeout does not hide that."""
+    with engine.begin() as rival, pytest.raises(TransactionEnded), Session(engine) as session:  # noqa: PT012
+        rival.execute(text("SELECT * FROM account"))
+        publish(session, "never")
+        accounts.add(session)
+        session.execute(text("SET lock_wait_timeout = 1"))
+        with suppress(OperationalError):
+            session.execute(text(statement))
+    assert accounts.total(engine) == 1
+    assert texts(engine) == []
+
+
 LISTENED = ["before_commit", "before_flush", "after_flush", "after_flush_postexec"]
 
 

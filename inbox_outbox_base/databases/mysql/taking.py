@@ -71,8 +71,6 @@ _END_BRIEFLY = text(
     "SESSION innodb_lock_wait_timeout = @inbox_own_lock_wait, "
     "SESSION lock_wait_timeout = @inbox_own_table_wait"
 )
-_UNDOING = MySQLCodes.undoing | MySQLCodes.lock_timeouts
-"""Errors that undo a transaction; a lock timeout does if the server is set so."""
 _ROLLS_BACK_ON_TIMEOUT = text("SELECT @@innodb_rollback_on_timeout")
 _SIZE = text(
     "SELECT data_length + index_length FROM information_schema.tables "
@@ -326,7 +324,7 @@ class _AskedState(State):
             return False
         # The server keeps the errors of a statement until the next one that uses a table.
         errors = self._ask(_errors) or ()
-        return any(number in _UNDOING for _, number, _ in errors)
+        return any(number in MySQLCodes.undoing for _, number, _ in errors)
 
     def _is_lost(self) -> bool:
         return self._connection.closed or self._connection.invalidated
