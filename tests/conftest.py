@@ -102,16 +102,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    """Start the servers and say where each comes from; processes that share the tests start their own."""
-    if config.option.collectonly:
+    """Start the servers and say where each comes from. Processes that share the tests start their own, and
+    say nothing."""
+    if config.option.collectonly or config.getoption("dist", "no") != "no":
         return []
     names = (*servers.NAMES, "redis")
     with ThreadPoolExecutor(len(names)) as pool:
         described = list(pool.map(_describe, names))
     described.append(_describe("pgbouncer"))  # in front of PostgreSQL
     described.append(_announce("rabbitmq", rabbitmq.origin()))
-    if config.getoption("dist", "no") != "no":
-        servers.stop_all()
     return described
 
 

@@ -85,6 +85,7 @@ def test_partitions_move(
     assert sum(topics.committed("payments", topic).values()) == len(KEYS) * 40
 
 
+@pytest.mark.long(but_on="killed")
 @pytest.mark.parametrize("fate", ["killed", "held up"])
 def test_a_process_fails(topics: Topics, postgres: Database, fate: str) -> None:
     """One of two processes is killed, or is frozen until another one has its partitions and then continued:

@@ -55,6 +55,7 @@ def kinds(outcomes: list[Outcome]) -> set[type[Outcome]]:
     return set(map(type, outcomes))
 
 
+@pytest.mark.long(but_on="classic")
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
 def test_two_threads_publish(queues: Queues, kind: str) -> None:
     """Two threads start to use one publisher at the same moment: everything is accepted, once, and each queue

@@ -53,6 +53,7 @@ def places(rocketmq: Topics, kind: str = "NORMAL", **options: Any) -> tuple[str,
     return rocketmq.new(kind), rocketmq.group(in_order=kind == "FIFO", **options)
 
 
+@pytest.mark.long(but_on="FIFO")
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_sent_takes_effect_once(rocketmq: Topics, postgres: Database, kind: str) -> None:
     """Each message is sent three times and takes effect once, in topics of both types; no message is left to

@@ -84,7 +84,7 @@ def test_a_consumer_that_is_killed(rocketmq: Topics, postgres: Database, point: 
     assert rocketmq.dead(group) == []
 
 
-@pytest.mark.long(but_on="freeze")
+@pytest.mark.long
 @pytest.mark.parametrize("outage", ["kill", "freeze"])
 def test_a_consumer_outlives_the_server(
     private_rocketmq: LocalRocket, postgres: Database, outage: str
@@ -259,6 +259,7 @@ def test_a_damaged_message(rocketmq: Topics, caplog: pytest.LogCaptureFixture, d
     assert "damaged" in caplog.text
 
 
+@pytest.mark.long
 def test_a_proxy_that_is_gone(
     rocketmq: Topics, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

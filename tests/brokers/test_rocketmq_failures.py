@@ -73,6 +73,7 @@ def test_a_server_that_goes_away_between_sends(
     assert len(rocketmq.stored(topic)) == 1
 
 
+@pytest.mark.long(but_on="1")
 @pytest.mark.parametrize("support", ["0", "1"])
 def test_a_fork_that_grpc_does_not_support(rocketmq: Topics, support: str) -> None:
     """A forked process would crash if its parent had a consumer, or if gRPC's fork support is off: nothing is

@@ -98,6 +98,7 @@ def test_all_of_a_message_arrives(rocketmq: Topics, url: str, send: Send, kind: 
     }
 
 
+@pytest.mark.long(but_on="FIFO")
 @pytest.mark.parametrize("kind", ["NORMAL", "FIFO"])
 def test_everything_arrives_unchanged(rocketmq: Topics, publisher: RocketMQPublisher, kind: str) -> None:
     """RocketMQ accepts every key, header and payload, and a consumer with RocketMQ's own client can decode

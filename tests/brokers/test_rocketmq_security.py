@@ -52,6 +52,7 @@ def roots(server: LocalRocket, *, is_trusted: bool) -> list[str]:
     return ["env", *([f"GRPC_DEFAULT_SSL_ROOTS_FILE_PATH={server.certificate}"] if is_trusted else [])]
 
 
+@pytest.mark.long(but_on="True")
 @pytest.mark.parametrize("is_trusted", [True, False])
 def test_a_publisher_with_tls(private_rocketmq: LocalRocket, postgres: Database, is_trusted: bool) -> None:
     """With rocketmqs:// messages are sent encrypted, and only to a server whose certificate can be
@@ -67,7 +68,7 @@ def test_a_publisher_with_tls(private_rocketmq: LocalRocket, postgres: Database,
         assert len(topics.stored(topic)) == is_trusted
 
 
-@pytest.mark.long(but_on="True")
+@pytest.mark.long
 @pytest.mark.parametrize("is_trusted", [True, False])
 def test_a_consumer_with_tls(private_rocketmq: LocalRocket, is_trusted: bool) -> None:
     """With rocketmqs:// messages are received encrypted, and only from a server whose certificate can be

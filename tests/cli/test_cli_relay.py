@@ -113,6 +113,7 @@ def test_relay(engine: Engine, postgres: Database, queues: Queues, number: signa
     assert queues.bodies(queue) == ["a1", "a2"]
 
 
+@pytest.mark.long(but_on="relay")
 @pytest.mark.parametrize("command", ["relay", "drain"])
 def test_told_to_end_while_the_database_is_away(engine: Engine, postgres: Database, command: str) -> None:
     """On SIGTERM while the database does not answer, `relay` ends with exit code 0, and `drain` with 4, which

@@ -118,6 +118,7 @@ def test_asynchronous_replication_loses_whole_messages(pair: Pair) -> None:
     assert not {message.id for message in again.sent} & {message.id for message in publisher.sent}
 
 
+@pytest.mark.long
 def test_synchronous_replication_acknowledges_what_the_standby_has(synchronous: Pair) -> None:
     """A message whose commit the standby has not received is not acknowledged, and the message that its
     handler published is not sent. After the failover the same call takes it, once."""
@@ -176,6 +177,7 @@ def test_a_commit_that_only_the_primary_has(synchronous: Pair) -> None:
     assert taken(engine) == ["a1"]
 
 
+@pytest.mark.long
 def test_a_time_limit_does_not_shorten_the_wait_for_the_standby(synchronous: Pair) -> None:
     """A statement_timeout does not end a COMMIT that waits for the standby; if it did, the message would be
     acknowledged too early."""
@@ -196,6 +198,7 @@ MESSAGES = 300
 WORKERS = 6
 
 
+@pytest.mark.long(but_on="asynchronous")
 @pytest.mark.parametrize("replication", ["asynchronous", "synchronous"])
 def test_a_failover_under_load(pair: Pair, request: pytest.FixtureRequest, replication: str) -> None:
     """The primary is killed and the standby promoted while workers take messages and a relay sends theirs.

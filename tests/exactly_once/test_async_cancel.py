@@ -68,7 +68,7 @@ async def purge(engine: AsyncEngine) -> None:
 WORKS = [relay, listen, take, claim]
 LONG = [
     *product(["postgresql"], [*WORKS, purge], [False]),
-    ("postgresql", purge, True),
+    *product(["postgresql"], [relay, purge], [True]),
     *product(["mariadb", "sqlite"], [take], [True, False]),
 ]
 
@@ -76,7 +76,7 @@ LONG = [
 @pytest.mark.parametrize(
     ("server", "work", "after"),
     [
-        *product(["postgresql"], WORKS, [True]),
+        *product(["postgresql"], [listen, take, claim], [True]),
         *(pytest.param(*row, marks=pytest.mark.long) for row in LONG),
     ],
     indirect=["server"],

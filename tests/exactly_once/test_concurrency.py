@@ -38,11 +38,13 @@ def deliver_copies(engine: Engine, keys: int) -> Broker[int]:
     return broker
 
 
+@pytest.mark.quick("postgresql", "mariadb", "sqlite")
 def test_copies_delivered_at_the_same_time_take_effect_once(migrated: Database) -> None:
     """16 workers get 500 messages, each 5 times at the same time: the totals are exact."""
     deliver_copies(migrated.engine(pool_size=WORKERS), keys=500)
 
 
+@pytest.mark.quick("postgresql", "mariadb")
 @pytest.mark.parametrize(
     ("server", "level"),
     [*product(WITH_WRITERS, ["REPEATABLE READ", "SERIALIZABLE"]), ("sqlite", "SERIALIZABLE")],

@@ -34,6 +34,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_act_two_is_exact(postgres: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a kill and a second submission, the inbox writer's table contains each departure once."""
     need_spark()

@@ -108,6 +108,7 @@ def remote() -> Iterator[Remote]:
         yield found
 
 
+@pytest.mark.long(but_on="direct")
 def test_the_orders_are_right_after_kills(postgres: Database, transport: Transport) -> None:
     """Customers, relays and consumers are killed on the way. Each order is one row with the right status, the
     stock is reduced by the confirmed orders only, each confirmed order is shipped once, and nothing is left
@@ -219,6 +220,7 @@ def test_it_starts_and_kills_brokers(
     assert min(table(done.stdout)["brokers killed"]) >= 1
 
 
+@pytest.mark.long
 def test_it_can_be_interrupted(postgres: Database) -> None:
     """Ctrl-C ends the program without a traceback, and removes what it created."""
     engine = postgres.engine(isolation_level="AUTOCOMMIT")
@@ -230,6 +232,7 @@ def test_it_can_be_interrupted(postgres: Database) -> None:
     assert_nothing_left(engine)
 
 
+@pytest.mark.long
 def test_it_can_fail(postgres: Database, tmp_path: Path) -> None:
     """With inboxes that use the message's id as key, an order that was sent twice takes effect twice, and the
     program says so."""
@@ -261,6 +264,7 @@ def test_every_promise_can_be_broken(change: dict[str, Any]) -> None:
     assert len(report.broken(ONE, {"direct": replace(RIGHT, **change)})) == 1
 
 
+@pytest.mark.long
 def test_it_says_why_it_cannot_run(postgres: Database) -> None:
     """If the program cannot run, it prints one reason, without a traceback or password, and exits with its
     own code."""

@@ -146,6 +146,7 @@ def test_it_runs_as_a_program(postgres: Database) -> None:
     assert not [name for name in inspect(postgres.engine()).get_table_names() if name.startswith("example_")]
 
 
+@pytest.mark.long
 def test_it_can_be_interrupted(postgres: Database) -> None:
     """Ctrl-C ends the program without a traceback, and removes its tables."""
     engine = postgres.engine(isolation_level="AUTOCOMMIT")

@@ -42,6 +42,7 @@ def test_everything_takes_effect_once(rocketmq: Topics, postgres: Database) -> N
     assert "16 failed" in done.stdout
 
 
+@pytest.mark.long
 def test_the_change_over(rocketmq: Topics, postgres: Database) -> None:
     """A new consumer goes on where the old one of its group has ended. Keys that were copied from the old
     one's records are duplicates, and a message that is sent again is taken once."""

@@ -92,6 +92,7 @@ VISIBLE_ON: dict[Callable[[Table], None], Sequence[str]] = {
 }
 
 
+@pytest.mark.quick("postgresql", "mariadb", "sqlite")
 def test_a_difference_is_seen(database: Database) -> None:
     """If the declarations differ in one point, the database made from them has a different snapshot."""
     before = created(database, _tables.__wrapped__(None))

@@ -98,6 +98,7 @@ def test_alembic_in_the_repository(database: Database) -> None:
     assert inspect(engine).get_table_names() == []
 
 
+@pytest.mark.quick("postgresql", "mariadb")
 @pytest.mark.usefixtures("in_environment")
 def test_alembic_in_the_repository_prints(database: Database) -> None:
     """`alembic upgrade head --sql` prints the SQL that creates the same tables, from the beginning or from a
@@ -149,6 +150,7 @@ def test_alembic_in_the_repository_with_a_schema(database: Database, arguments: 
     assert revision(engine, SCHEMA) == REVISION
 
 
+@pytest.mark.quick("postgresql", "mariadb")
 def test_in_an_application(database: Database, tmp_path: Path) -> None:
     """A revision in the application's own history creates the same tables, and the application's `alembic
     check` then finds nothing; a downgrade and another upgrade work, and do not touch the application's own
@@ -166,6 +168,7 @@ def test_in_an_application(database: Database, tmp_path: Path) -> None:
     assert take(engine, "a") == [Verdict.NEW]
 
 
+@pytest.mark.quick("postgresql", "mariadb")
 def test_in_an_application_that_prints(database: Database, tmp_path: Path) -> None:
     """In the application, `alembic upgrade --sql` prints the SQL that creates the same tables, and `downgrade
     --sql` the SQL that removes them, although its environment does not ask for literal values."""

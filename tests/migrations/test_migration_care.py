@@ -110,6 +110,7 @@ def test_the_application_s_version_is_untouched(database: Database) -> None:
             assert connection.exec_driver_sql("SELECT * FROM alembic_version").all() == [("theirs",)]
 
 
+@pytest.mark.quick("postgresql", "mariadb")
 def test_several_processes_at_the_same_time(database: Database) -> None:
     """Four processes that migrate at the same time all succeed, on the upgrade and on the downgrade."""
     url = database.url.render_as_string(hide_password=False)
@@ -154,6 +155,7 @@ def test_at_every_isolation_level(database: Database, level: str) -> None:
         assert connection.get_isolation_level() == before
 
 
+@pytest.mark.quick("postgresql", "mariadb")
 def test_several_databases_at_the_same_time(server: Server) -> None:
     """Threads of one process can migrate several databases at the same time."""
     databases = [Database(server, server.new_database()) for _ in range(3)]

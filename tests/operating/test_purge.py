@@ -186,6 +186,7 @@ def test_rows_that_somebody_holds_are_passed_over(engine: Engine) -> None:
     assert purge(engine).rows == 1
 
 
+@pytest.mark.quick("postgresql", "mariadb")
 def test_live_traffic_goes_through(migrated: Database) -> None:
     """While four purgers delete, workers accept new, recent and purged keys: no worker fails, and every key
     within the retention is still known."""

@@ -150,6 +150,7 @@ def test_a_relay_learns_of_new_buckets_before_it_sends(engine: Engine) -> None:
     assert publisher.names == ["a1", "a2"]
 
 
+@pytest.mark.quick("postgresql")
 @pytest.mark.usefixtures("is_always_asked")
 @on("sqlite", "postgresql")
 def test_more_and_fewer_buckets(engine: Engine) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
 from sqlalchemy import Engine, delete, event, select, update
 
 from inbox_outbox_base.databases.taking_statements import clock
@@ -81,6 +82,7 @@ def test_the_order_of_due_times(engine: Engine) -> None:
     assert publisher.of("a") == ["a5", "a6", "a2", "a4", "a3", "a1"]
 
 
+@pytest.mark.quick("postgresql")
 def test_many_are_due_together(engine: Engine) -> None:
     """If more messages of one key are due than are moved in one step, all of them are sent in their order."""
     names = [f"a{number}" for number in range(2_300)]

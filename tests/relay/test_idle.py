@@ -136,6 +136,7 @@ def test_a_look_that_finds_a_message_scans_once(postgres: Database) -> None:
         assert len(KEYS) <= relays.counter.statements
 
 
+@pytest.mark.long
 def test_more_buckets_than_a_notification_can_name(postgres: Database) -> None:
     """A notification for more buckets than it can list contains none, and wakes every relay."""
     buckets = 4_096

@@ -187,6 +187,7 @@ steps = st.one_of(
 )
 
 
+@pytest.mark.quick("postgresql", "sqlite")
 def test_every_message_is_sent_once_and_in_order(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """For any sequence of publishing, outcomes, relays taking turns and time passing: only what may be sent
     is sent, with its id and attempt number; the messages of a key are accepted in order and only once; at the

@@ -99,6 +99,7 @@ def test_a_failure_without_a_key_stops_nothing(engine: Engine, outcome: Outcome)
     assert sorted(names_of(publisher.accepted)) == ["-2", "-3", "a1"]
 
 
+@pytest.mark.quick("postgresql")
 def test_many_messages_that_wait_stop_none_behind_them(engine: Engine) -> None:
     """Thousands of messages without a key wait in a bucket: the messages behind them in the same bucket are
     sent."""

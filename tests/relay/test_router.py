@@ -357,6 +357,7 @@ def dying_router(pipe: Pipe, url: URL, address: str, topic: str) -> None:
     Relay(create_engine(url), router).run_once()
 
 
+@pytest.mark.long
 def test_two_brokers(postgres: Database, queues: Queues, topics: Topics) -> None:
     """A message goes to RabbitMQ and Kafka. While Kafka's topic is missing, the message waits, and RabbitMQ
     has it once. After a kill -9 between the two sends it goes to both again, so RabbitMQ has it twice, with

@@ -1,6 +1,7 @@
 """Messages whose sends had no answer several times, and which may kill relays: they are sent alone, and hold
 up nothing else."""
 
+import pytest
 from sqlalchemy import Engine, update
 
 from outbox import Relay
@@ -16,6 +17,7 @@ def leave_unanswered(engine: Engine, *ids: str) -> None:
         connection.execute(update(TABLES.message).where(TABLES.message.c.id.in_(ids)).values(silent))
 
 
+@pytest.mark.quick("postgresql")
 @spread("publisher", [Recorder, Ordered], where=NAMES)
 def test_many_in_one_topic(engine: Engine, publisher: type[Recorder]) -> None:
     """Messages behind many unanswered ones are sent meanwhile: single unanswered messages and batches of

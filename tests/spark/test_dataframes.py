@@ -110,6 +110,7 @@ def test_a_run_that_is_finished_is_not_done_again(
         assert (calls.value == before) is (ledger == "trust")
 
 
+@pytest.mark.long
 def test_a_function_of_the_program(postgres: Database, engine: Engine, spark_session: "SparkSession") -> None:
     """A function that is defined where it is used is sent to the tasks together with the variables it needs.
     SQL statements are sent, too."""
@@ -129,6 +130,7 @@ def test_a_function_of_the_program(postgres: Database, engine: Engine, spark_ses
     assert accounts.totals(engine) == {"cash": 300, "bank": sum(range(100))}
 
 
+@pytest.mark.long(but_on="trust")
 @pytest.mark.parametrize("ledger", ["verify", "trust"])
 def test_a_batch_of_a_stream_that_comes_again(
     postgres: Database, engine: Engine, spark_session: "SparkSession", ledger: str
@@ -141,6 +143,7 @@ def test_a_batch_of_a_stream_that_comes_again(
     assert len(written(engine)) == len(taken(engine)) == 130
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("large", ["false", "true"])
 def test_awkward_names_of_columns(
     postgres: Database, engine: Engine, spark_session: "SparkSession", large: str
@@ -264,6 +267,7 @@ def test_content_that_differs(postgres: Database, engine: Engine, spark_session:
     assert written(engine) == sorted((f"k{number}", number) for number in range(100))
 
 
+@pytest.mark.long
 def test_the_data_source_takes_defaults_of_the_session(
     postgres: Database, engine: Engine, spark_session: "SparkSession"
 ) -> None:
@@ -280,6 +284,7 @@ def test_the_data_source_takes_defaults_of_the_session(
     assert len(written(engine)) == 100
 
 
+@pytest.mark.long(but_on="options1")
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -320,6 +325,7 @@ def test_mode_overwrite_is_refused(postgres: Database, engine: Engine, spark_ses
     assert len(written(engine)) == 100
 
 
+@pytest.mark.long
 def test_names_and_time_zones_that_only_spark_knows(
     postgres: Database, spark_session: "SparkSession"
 ) -> None:
@@ -375,6 +381,7 @@ def test_a_row_that_fails_is_not_shown(
         assert "Jane" not in str(caught.value)
 
 
+@pytest.mark.long
 def test_a_stream_that_updates_its_rows(
     postgres: Database, engine: Engine, spark_session: "SparkSession", tmp_path: Path
 ) -> None:

@@ -72,8 +72,8 @@ def test_a_killed_process_costs_and_doubles_nothing(
     ("target", "ledger", "point", "late"),
     [
         ("rows", "verify", "before ledger", 5),
-        ("rows", "off", "before keys", 1),
-        ("rows", "off", "before savepoint", 1),
+        pytest.param("rows", "off", "before keys", 1, marks=pytest.mark.long),
+        pytest.param("rows", "off", "before savepoint", 1, marks=pytest.mark.long),
         pytest.param("table", "verify", "before ledger", 1, marks=pytest.mark.long),
     ],
     indirect=["target"],
@@ -111,6 +111,7 @@ def test_an_orphan_changes_nothing(application: Application, target: Target, fau
     wait_for(lambda: len(application.executors()) == 2, "the executor did not come back")
 
 
+@pytest.mark.long
 @points
 def test_rows_that_differ_by_attempt_are_all_applied(
     application: Application, target: Target, faults: Faults, point: Point
@@ -147,6 +148,7 @@ def test_a_zombie_with_rows_of_its_own_does_commit(
     assert target.taken() == keys
 
 
+@pytest.mark.long
 @points
 def test_sums_stay_exact(application: Application, target: Target, faults: Faults, point: Point) -> None:
     """Statements that add all new rows up into a single row add each payment once."""

@@ -108,6 +108,7 @@ def test_a_lost_answer_to_commit_is_looked_up(
     check_report(report, new=ROWS)
 
 
+@pytest.mark.long
 def test_a_budget_bounds_the_transactions_of_all_tasks(
     application: Application, target: Target, faults: Faults
 ) -> None:
@@ -126,6 +127,7 @@ def test_a_budget_bounds_the_transactions_of_all_tasks(
     check_report(report, new=ROWS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("budget", [LIMIT, None])
 def test_too_few_connections_are_waited_for(
     application: Application, target: Target, poor_url: str, budget: int | None

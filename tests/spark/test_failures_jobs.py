@@ -56,6 +56,7 @@ def test_a_run_goes_on_where_it_failed(
     assert again["replayed"] == again["partitions"] == PARTITIONS
 
 
+@pytest.mark.long
 @ledgers
 def test_another_number_of_partitions_is_another_plan(
     application: Application, target: Target, faults: Faults, ledger: str
@@ -73,7 +74,8 @@ def test_another_number_of_partitions_is_another_plan(
         assert report["rows"] == sum(report[each] for each in ("new", "duplicate", "repeated", "dropped"))
 
 
-@pytest.mark.parametrize("ledger", ["verify", pytest.param("off", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("ledger", ["verify", "off"])
 def test_keys_that_partitions_share_are_taken_once(
     application: Application, target: Target, faults: Faults, ledger: str
 ) -> None:
@@ -92,6 +94,7 @@ def test_keys_that_partitions_share_are_taken_once(
     check_report(report, new=keys, repeated=ROWS - keys)
 
 
+@pytest.mark.long
 def test_a_run_that_is_submitted_twice_at_the_same_time_counts_once(
     application: Application, other_application: Application, target: Target
 ) -> None:
@@ -109,6 +112,7 @@ def test_a_run_that_is_submitted_twice_at_the_same_time_counts_once(
     assert target.counted() == (20_000, 20_000)
 
 
+@pytest.mark.long
 @rows_and_table
 def test_jobs_in_opposite_order_do_not_deadlock(
     application: Application, other_application: Application, target: Target
@@ -134,6 +138,7 @@ def test_jobs_in_opposite_order_do_not_deadlock(
     assert target.deadlocks() == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rows", [0, 3])
 def test_empty_partitions_count_for_nothing(application: Application, target: Target, rows: int) -> None:
     """A DataFrame without rows, or with fewer rows than partitions, is written like any other."""

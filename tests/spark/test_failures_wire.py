@@ -38,7 +38,7 @@ class Countdown:
     ("server", "ledger", "arrived"),
     [
         ("postgresql", "verify", True),
-        ("mariadb", "off", True),
+        pytest.param("mariadb", "off", True, marks=pytest.mark.long),
         pytest.param("postgresql", "off", False, marks=pytest.mark.long),
         pytest.param("mariadb", "verify", False, marks=pytest.mark.long),
         pytest.param("postgresql", "verify", False, marks=pytest.mark.long),

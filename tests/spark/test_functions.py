@@ -99,6 +99,7 @@ def test_a_function_that_ends_the_transaction(
     assert written(engine) == TEN
 
 
+@pytest.mark.quick("postgresql")
 @each_on("sqlite", "ledger", LEDGERS)
 def test_a_function_that_reads_only_some_rows(migrated: Database, engine: Engine, ledger: str) -> None:
     """Rows that the function does not read count as taken nevertheless, over all batches of a large
@@ -130,6 +131,7 @@ def test_a_large_partition_in_which_an_error_is_swallowed(postgres: Database) ->
     assert (rows_in(engine, RESULT), rows_in(engine, tables().message)) == (0, 0)
 
 
+@pytest.mark.quick("postgresql")
 def test_a_large_partition_in_which_a_function_commits(migrated: Database, engine: Engine) -> None:
     """TransactionEnded is raised, and nothing that came after the function's COMMIT is kept."""
 

@@ -68,6 +68,7 @@ def test_a_key_comes_again_with_other_content(
     assert written(engine) == [("a", 1), ("b", 2), ("c", 3), ("d", 4)]
 
 
+@pytest.mark.quick("postgresql")
 @pytest.mark.mysql
 def test_many_keys_come_again(migrated: Database, engine: Engine) -> None:
     """Mismatches among thousands of keys are found, in a partition that does not fit into memory."""

@@ -272,6 +272,7 @@ def test_filters_that_the_database_evaluates() -> None:
     assert (its.since, its.before) == (OLD + day + tick, OLD + 3 * day + tick)
 
 
+@pytest.mark.quick("postgresql")
 @on("postgresql", "mariadb")
 def test_a_read_of_some_keys(migrated: Database, engine: Engine) -> None:
     """A filter on the key reads these keys alone, and of the ledger only the rows that they name, however

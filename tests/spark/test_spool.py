@@ -52,7 +52,7 @@ def read(spool: Spool) -> list[tuple[str, int]]:
     return rows
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(keys=batches_of_keys, memory=memories)
 def test_each_key_once_in_byte_order(keys: list[list[str]], memory: int) -> None:
     """All tables together contain each key once, with the row that arrived first, in byte order of the

@@ -62,6 +62,7 @@ def stream_to(target: Target, tmp_path: Path) -> Callable[[str], Stream]:
     return lambda sink: Stream(target, tmp_path, sink)
 
 
+@pytest.mark.long(but_on="foreach_batch")
 @sinks
 def test_a_batch_that_comes_again_is_applied_once(
     application: Application, target: Target, stream_to: Callable[[str], Stream], sink: str
@@ -85,7 +86,7 @@ def test_a_batch_that_comes_again_is_applied_once(
     ("sink", "ledger"),
     [
         ("foreach_batch", "verify"),
-        ("inbox", "trust"),
+        pytest.param("inbox", "trust", marks=pytest.mark.long),
         pytest.param("foreach_batch", "trust", marks=pytest.mark.long),
         pytest.param("inbox", "verify", marks=pytest.mark.long),
     ],

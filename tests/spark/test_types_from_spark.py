@@ -101,7 +101,8 @@ def by_format(df: "DataFrame", url: str) -> None:
     df.write.format("inbox").mode("append").options(**options).save()
 
 
-@pytest.mark.parametrize("door", [by_writer, pytest.param(by_format, marks=pytest.mark.quick("postgresql"))])
+@pytest.mark.quick("postgresql")
+@pytest.mark.parametrize("door", [by_writer, by_format])
 def test_what_spark_sends(migrated: Database, engine: Engine, session: "SparkSession", door: Any) -> None:
     """Values of every Spark type that a database can hold are stored unchanged, and NULL as NULL. Times are
     in the session's time zone."""

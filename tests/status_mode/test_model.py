@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 from uuid import uuid4
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
@@ -164,6 +165,7 @@ class Life(RuleBasedStateMachine):
             assert (record.pending_step, record.undos) == (expected.pending, expected.undos)
 
 
+@pytest.mark.quick("postgresql", "sqlite")
 def test_any_life_of_messages_is_as_expected(store: Store) -> None:
     """For any sequence of deliveries, heartbeats, steps, ends, releases, expired leases and purges, by
     current claims and by zombies: every verdict, every rejected write and every record is what the model

@@ -50,6 +50,7 @@ class Some(Recorder):
         return super().send(batch)
 
 
+@pytest.mark.long(but_on="True")
 @pytest.mark.parametrize("analysed", [False, True])
 def test_a_plan_from_an_empty_table(postgres: Database, analysed: bool) -> None:
     """Cached statements that were planned while the table was empty still read by the primary key when

@@ -47,6 +47,7 @@ def test_a_batch_is_bounded_in_bytes(engine: Engine, monkeypatch: pytest.MonkeyP
     assert all(len(batch) == 1 or sum(batch) <= most for batch in batches)
 
 
+@pytest.mark.quick("postgresql")
 def test_past_thousands_of_keys_that_wait(engine: Engine) -> None:
     """A new message is sent while tens of thousands of others wait for an operator."""
     held = {"payload": b"", "topic": "orders", "content_type": "x", "state": "held", "error": "no"}
