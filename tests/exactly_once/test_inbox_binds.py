@@ -6,8 +6,8 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, insert, select
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import create_engine, func, insert, select, text
+from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
@@ -83,6 +83,27 @@ def test_a_transaction_of_the_callers_own(migrated: Database, other: Database, t
         with pytest.raises(UnusableConnection, match="nothing was committed"):
             session.commit()
     assert balance(other) == 0
+    assert verdict(migrated) is NEW
+
+
+@on("mariadb")
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_second_database_that_answers_with_rows(migrated: Database, other: Database, is_lost: bool) -> None:
+    """From such an answer PyMySQL does not learn that it is in a transaction, so it is asked for. It may also
+    be that nobody can tell."""
+    second = other.engine()
+    with second.begin() as connection:
+        accounts.add(connection, amount=0)
+    with Session(migrated.engine(), binds={Account: second}) as session:
+        assert INBOX.accept(session, KEY) is NEW
+        session.scalars(insert(Account).returning(Account.name), [{"name": "new", "total": 1}]).one()
+        if is_lost:
+            number = session.scalar(select(func.connection_id()), bind_arguments={"mapper": Account})
+            with second.connect() as killer:
+                killer.execute(text(f"KILL {number}"))
+        with pytest.raises((UnusableConnection, OperationalError)):
+            session.commit()
+    assert accounts.totals(second) == {"cash": 0}
     assert verdict(migrated) is NEW
 
 

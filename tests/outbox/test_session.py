@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 import pymysql
 import pytest
-from sqlalchemy import Engine, event, text
+from sqlalchemy import Engine, event, insert, text
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, PendingRollbackError
 from sqlalchemy.orm import Session, sessionmaker
 
@@ -408,6 +408,22 @@ def test_an_ordinary_error_ends_nothing(session: Session, engine: Engine) -> Non
     session.commit()
     assert texts(engine) == [*"122"]
     assert accounts.total(engine) == 1
+
+
+@on("mariadb")
+@pytest.mark.parametrize("statement", ["ROLLBACK", "TRUNCATE TABLE account"])
+def test_a_transaction_that_begins_with_an_answer_of_rows(
+    session: Session, engine: Engine, statement: str
+) -> None:
+    """From such an answer PyMySQL does not learn that it is in a transaction."""
+    publish(session, "ever")
+    session.commit()
+    publish(session, "never")
+    session.scalars(insert(Account).returning(Account.name), [{"name": "new", "total": 1}]).one()
+    session.execute(text(statement))
+    with pytest.raises(TransactionEnded):
+        session.commit()
+    assert texts(engine) == ["ever"]
 
 
 BODIES = [

@@ -296,7 +296,12 @@ class MySQLTaking(Taking):
             # A result that is still being read has no status yet.
             result = driver._result  # noqa: SLF001
             driver = driver if result is None or result.unbuffered_active else result
-        return not driver.server_status & _IN_TRANSACTION
+            return not driver.server_status & _IN_TRANSACTION
+        if driver.server_status & _IN_TRANSACTION or not _hides_status(driver._result):  # noqa: SLF001
+            return not driver.server_status & _IN_TRANSACTION
+        # The answer to a ping has the status. Without one, the next statement will find the connection lost.
+        has_answered = _ask(connection, connection.dialect.do_ping) is not None
+        return has_answered and not driver.server_status & _IN_TRANSACTION
 
     def may_have_written(self, connection: Connection) -> bool:
         # The status does not say whether a transaction wrote, but a replica is read-only.
@@ -317,28 +322,34 @@ class _AskedState(State):
         # Both drivers forget the last result before they read the next one, which an error is not.
         if _driver(self._connection)._result is not None or self.is_ended():  # noqa: SLF001 - nothing public says
             return
-        self._ask(self._connection.dialect.do_ping)  # its answer has the status
+        _ask(self._connection, self._connection.dialect.do_ping)
 
     def was_undone(self) -> bool:
         if self._is_lost() or self.is_reading():
             return False
         # The server keeps the errors of a statement until the next one that uses a table.
-        errors = self._ask(_errors) or ()
+        errors = _ask(self._connection, _errors) or ()
         return any(number in MySQLCodes.undoing for _, number, _ in errors)
 
     def _is_lost(self) -> bool:
         return self._connection.closed or self._connection.invalidated
 
-    def _ask(self, ask: Callable[[Any], T]) -> T | None:
-        """What the server answers; None if it does not. No event of SQLAlchemy's hears of it."""
-        connection = self._connection
-        try:
-            return ask(pooled(connection).dbapi_connection)
-        except connection.dialect.loaded_dbapi.Error:
-            return None
-        except BaseException as error:
-            connection.invalidate(error)  # interrupted: the answer is still to come
-            raise
+
+def _hides_status(result: Any) -> bool:
+    """Whether PyMySQL has dropped the status in a statement's answer, as it does if that has rows. Not while
+    they are read: nothing else can be sent then."""
+    return result is not None and result.server_status is None and not result.unbuffered_active
+
+
+def _ask(connection: Connection, ask: Callable[[Any], T]) -> T | None:
+    """What the server answers; None if it does not. No event of SQLAlchemy's hears of it."""
+    try:
+        return ask(pooled(connection).dbapi_connection)
+    except connection.dialect.loaded_dbapi.Error:
+        return None
+    except BaseException as error:
+        connection.invalidate(error)  # interrupted: the answer is still to come
+        raise
 
 
 def _errors(driver: Any) -> Iterable[tuple[str, int, str]]:
