@@ -159,7 +159,9 @@ class Transaction:
             self._store_result()
         self.leave()  # SQLAlchemy sends statements of its own for a two-phase COMMIT
         # Before the COMMIT: if another connection breaks meanwhile, this one may be lost.
-        place = self._place()
+        place, kept = self._place(), 0.0
+        if place is not None and self.verdict is Verdict.NEW:
+            kept = self._terms.policy.kept(self.connection)
         try:
             self._handle.commit()
         except DBAPIError as error:
@@ -173,7 +175,7 @@ class Transaction:
         if self.verdict is Verdict.NEW:
             self._events.append(EventKind.TAKEN)
             if self._terms.memory is not None and place is not None:
-                self._remember(self._terms.memory, place)
+                self._remember(self._terms.memory, place, kept)
 
     def _place(self) -> Hashable | None:
         """Where to remember the message, if at all: a session on the caller's connection may be in a
@@ -182,11 +184,11 @@ class Transaction:
             return None
         return place_of(self.connection, self.key)
 
-    def _remember(self, memory: Memory, place: Hashable) -> None:
-        """Called after the commit."""
+    def _remember(self, memory: Memory, place: Hashable, kept: float) -> None:
+        """Called after the commit, when a session has returned the connection."""
         text = None if self.result is None else encode_result(self.result)
         known = Known(self._attempt.digest, text)
-        memory.remember(place, known, self._terms.policy.kept(self.connection))
+        memory.remember(place, known, kept)
 
     def roll_back(self, handle: Connection | Session, error: BaseException) -> None:
         """Roll back after this error, but only in the process that began the transaction.

@@ -54,7 +54,7 @@ def rolled_back(engine: Engine, *acts: Callable[[Connection], Verdict]) -> list[
 
 
 @pytest.mark.parametrize("kind", ["engine", "session"])
-@on_sqlite
+@on("sqlite", "postgresql", "mariadb")
 def test_a_duplicate_is_answered_without_the_database(engine: Engine, kind: str) -> None:
     """A remembered message is answered without the database, with the result of the first run or as a
     mismatch; monitoring gets the event."""
