@@ -203,8 +203,7 @@ class StepTransaction:
             raise TransactionEnded(message)
         if self._is_watched:
             ending.refuse_ended(self._connection, message)
-        elif database.is_ended(self._connection):
-            raise TransactionEnded(message)
+        # Without a claim nothing is written here, so a body that sends nothing has not begun a transaction.
         root = self._handle.get_transaction()
         if isinstance(root, SessionTransaction):
             is_lost = is_aborted(root)

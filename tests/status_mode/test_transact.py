@@ -5,10 +5,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import sessionmaker
 
+from examples.embedded_postgres import free_port
 from inbox import Claim, SqlStore, Status, StatusInbox, Verdict, release
 from inbox._status_mode.stores import Store
 from inbox.errors import (
@@ -265,6 +266,18 @@ def test_another_transaction_locks_the_record_weakly(engine: Engine, inbox: Stat
 
     claim = deliver(inbox, lambda claim: claim.transact("book", referring))
     assert claim.verdict is Verdict.NEW
+    assert accounts.total(engine) == 1
+
+
+@on("postgresql", "mariadb")
+def test_a_step_without_a_claim(engine: Engine) -> None:
+    """While the store is away, a body may also send nothing."""
+    away = create_engine(engine.url.set(port=free_port()))
+    inbox = status_inbox(SqlStore(away), unreachable="run")
+    for body in (lambda _: None, book, lambda connection: connection.scalar(text("SELECT 1"))):
+        claim = deliver(inbox, lambda claim, body=body: claim.transact("book", body, source=engine))  # type: ignore[misc]
+        assert claim.verdict is Verdict.NEW
+    away.dispose()
     assert accounts.total(engine) == 1
 
 
