@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import create_engine, func, insert, select, text
-from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
@@ -87,18 +87,24 @@ def test_a_transaction_of_the_callers_own(migrated: Database, other: Database, t
 
 
 @on("mariadb")
-@pytest.mark.parametrize("is_lost", [False, True])
-def test_a_second_database_that_answers_with_rows(migrated: Database, other: Database, is_lost: bool) -> None:
-    """From such an answer PyMySQL does not learn that it is in a transaction, so it is asked for. It may also
-    be that nobody can tell."""
+@pytest.mark.parametrize("then", ["nothing", "an error", "an unread answer", "a lost connection"])
+def test_a_second_database_that_answers_with_rows(migrated: Database, other: Database, then: str) -> None:
+    """From such an answer PyMySQL does not learn that it is in a transaction, so the server is asked. It may
+    also be that nobody can tell."""
     second = other.engine()
     with second.begin() as connection:
         accounts.add(connection, amount=0)
     with Session(migrated.engine(), binds={Account: second}) as session:
         assert INBOX.accept(session, KEY) is NEW
         session.scalars(insert(Account).returning(Account.name), [{"name": "new", "total": 1}]).one()
-        if is_lost:
-            number = session.scalar(select(func.connection_id()), bind_arguments={"mapper": Account})
+        given: dict[str, Any] = {"bind_arguments": {"mapper": Account}}
+        if then == "an error":
+            with pytest.raises(ProgrammingError):
+                session.execute(text("SELECT * FROM missing"), **given)
+        if then == "an unread answer":
+            session.execute(text("SELECT 1"), execution_options={"stream_results": True}, **given)
+        if then == "a lost connection":
+            number = session.scalar(select(func.connection_id()), **given)
             with second.connect() as killer:
                 killer.execute(text(f"KILL {number}"))
         with pytest.raises((UnusableConnection, OperationalError)):

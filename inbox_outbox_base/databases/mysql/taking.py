@@ -304,8 +304,14 @@ class MySQLTaking(Taking):
         return has_answered and not driver.server_status & _IN_TRANSACTION
 
     def may_have_written(self, connection: Connection) -> bool:
+        if self.state(connection).is_reading():
+            return True  # nobody can be asked
+        # PyMySQL's status may be older than an answer with rows, and an error after that hides it.
+        has_not_begun = self.is_ended(connection) and _ask(connection, connection.dialect.do_ping)
+        if has_not_begun and self.is_ended(connection):
+            return False
         # The status does not say whether a transaction wrote, but a replica is read-only.
-        return not self.is_ended(connection) and not connection.execute(_IS_READ_ONLY).scalar_one()
+        return not connection.execute(_IS_READ_ONLY).scalar_one()
 
 
 class _AskedState(State):
