@@ -49,6 +49,7 @@ class StepTransaction:
         self._witness = os.urandom(16)
         self._process = os.getpid()
         self._is_watched = False
+        self._noted: ending.Noted | None = None
         self._locked: object = None
         self._steps: Steps = hold.steps
         self._sent = clock.now()
@@ -78,7 +79,9 @@ class StepTransaction:
             self._hold.lose()
             raise LeaseLost(f"key={self._hold.held.key!r}: the claim is lost")
         self._hold.is_locked = True
-        if store is not None:  # without a store nothing is written yet, so the transaction may not have begun
+        if store is None:  # nothing is written yet, so the transaction may not have begun
+            self._noted = ending.note(self._connection)
+        else:
             ending.watch(handle, self._connection, self._transaction, is_looked_up=True)
             self._is_watched = True
 
@@ -185,8 +188,8 @@ class StepTransaction:
 
     def leave(self) -> None:
         """The body is over, whether it succeeded or failed."""
-        if self._is_watched:
-            self._is_watched = False
+        if self._is_watched or self._noted is not None:
+            self._is_watched, self._noted = False, None
             ending.unwatch(self._handle, self._connection)
 
     def _bounded(self) -> AbstractContextManager[None]:
@@ -203,7 +206,8 @@ class StepTransaction:
             raise TransactionEnded(message)
         if self._is_watched:
             ending.refuse_ended(self._connection, message)
-        # Without a claim nothing is written here, so a body that sends nothing has not begun a transaction.
+        elif self._noted is not None and self._noted.is_lost():
+            raise TransactionEnded(message)
         root = self._handle.get_transaction()
         if isinstance(root, SessionTransaction):
             is_lost = is_aborted(root)

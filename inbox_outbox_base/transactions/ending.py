@@ -100,17 +100,30 @@ class _Guard:
 
 @dataclass(slots=True)
 class Noted(_Guard):
-    """For a message that is not new: notes whether its body has used the connection."""
+    """For a transaction in which nothing of ours is written: notes what its body does."""
 
     is_used: bool = False
+    """Whether the body has used the connection."""
+    was_open: bool = False
+    """Whether the transaction was once seen open: it begins with its first statement."""
+    was_ended: bool = False
+    """Whether it was seen to have ended after that."""
+
+    def is_lost(self) -> bool:
+        """Whether the transaction had begun, and has ended. Another one may be open."""
+        return self.was_ended or (self.was_open and self.is_ended())
 
     def check(self, connection: Connection, statement: Any) -> None:
         self.is_used = True
+        if not self.state.is_ended():
+            self.was_open = True
+        elif self.was_open:
+            self.was_ended = True
         if self.outer is not None:
             self.outer.check(connection, statement)
 
     def set_savepoint(self, connection: Connection) -> None:
-        self.is_used = True
+        self.is_used = self.was_open = True
         if self.outer is not None:
             self.outer.set_savepoint(connection)
 
@@ -140,7 +153,7 @@ def watch(
 
 
 def note(connection: Connection) -> Noted:
-    """Note from now on, until `unwatch`, whether the connection is used."""
+    """Note from now on, until `unwatch`, how the connection is used."""
     layers.put_on(connection, _watched)
     noted = Noted(database_of(connection).state(connection), None, getattr(connection, _GUARD, None))
     setattr(connection, _GUARD, noted)

@@ -277,6 +277,13 @@ def test_a_step_without_a_claim(engine: Engine) -> None:
     for body in (lambda _: None, book, lambda connection: connection.scalar(text("SELECT 1"))):
         claim = deliver(inbox, lambda claim, body=body: claim.transact("book", body, source=engine))  # type: ignore[misc]
         assert claim.verdict is Verdict.NEW
+
+    def roll_back(connection: Connection) -> None:
+        book(connection)
+        connection.execute(text("ROLLBACK"))
+
+    with pytest.raises(TransactionEnded):
+        deliver(inbox, lambda claim: claim.transact("book", roll_back, source=engine))
     away.dispose()
     assert accounts.total(engine) == 1
 
