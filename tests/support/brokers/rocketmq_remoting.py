@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _PULL, _MAKE_TOPIC, _MAKE_GROUP, _LAST_OFFSET, _DELETE_TOPIC, _DELETE_GROUP = 11, 17, 200, 30, 215, 207
-_CONFIGURATION, _ROUTE, _NO_ROUTE, _SEND, _SETTLE = 26, 105, 17, 10, 15
+_CONFIGURATION, _RUNTIME, _ROUTE, _NO_ROUTE, _SEND, _SETTLE = 26, 28, 105, 17, 10, 15
 _NOTHING_THERE = {17, 19, 20, 21}
 """Answers to a pull: no such topic, no message, and two kinds of an offset that is not there."""
 _BETWEEN_NAME_AND_VALUE, _BETWEEN_PROPERTIES = "\x01", "\x02"
@@ -100,6 +100,7 @@ class Remoting:
 
     def stored(self, topic: str, queue: int) -> list[Stored]:
         """All messages of a queue, oldest first."""
+        self._wait_until_dispatched()
         _, header, _ = self._ask(_LAST_OFFSET, {"topic": topic, "queueId": queue})
         end = int(header["offset"])
         found: list[Stored] = []
@@ -109,6 +110,18 @@ class Remoting:
                 break
             found += some
         return found
+
+    def _wait_until_dispatched(self, timeout: float = 60) -> None:
+        """Wait until the queues have what is in the log: a thread of the broker's copies it there, and lags
+        behind if the machine is busy."""
+        deadline = time.monotonic() + timeout
+        while True:
+            _, _, content = self._ask(_RUNTIME, {})
+            if int(json.loads(content)["table"]["dispatchBehindBytes"]) <= 0:
+                return
+            if time.monotonic() > deadline:
+                raise TimeoutError("the broker does not dispatch what it has stored")
+            time.sleep(0.01)
 
     def _wait_until_known(self, topic: str, timeout: float = 60) -> None:
         """Wait until the name server knows the topic: the broker registers it a moment later. A proxy that is
