@@ -426,6 +426,26 @@ def test_a_transaction_that_begins_with_an_answer_of_rows(
     assert texts(engine) == ["ever"]
 
 
+@on("mariadb", "mysql")
+@pytest.mark.mysql
+def test_publishing_between_the_answers_of_a_procedure(session: Session, engine: Engine) -> None:
+    """Nothing that the outbox asks drops the answers that are still to be read."""
+    publish(session, "first")
+    session.commit()
+    with procedure(engine, "three", "BEGIN SELECT 1; SELECT 2; SELECT 3; END"):
+        cursor = session.connection().connection.cursor()
+        cursor.execute("CALL three()")
+        found: list[Any] = []
+        while rows := cursor.fetchall():
+            found += rows
+            publish(session, str(rows[0][0]))
+            cursor.nextset()
+        cursor.close()
+        session.commit()
+    assert found == [(1,), (2,), (3,)]
+    assert texts(engine) == ["first", *"123"]
+
+
 BODIES = [
     "DO $$ BEGIN UPDATE account SET total = total + 1; END $$",
     "CREATE FUNCTION late() RETURNS integer LANGUAGE plpgsql AS $a$ BEGIN RETURN '\\'; COMMIT; END $a$",

@@ -299,9 +299,8 @@ class MySQLTaking(Taking):
             return not driver.server_status & _IN_TRANSACTION
         if driver.server_status & _IN_TRANSACTION or not _hides_status(driver._result):  # noqa: SLF001
             return not driver.server_status & _IN_TRANSACTION
-        # The answer to a ping has the status. Without one, the next statement will find the connection lost.
-        has_answered = _ask(connection, connection.dialect.do_ping) is not None
-        return has_answered and not driver.server_status & _IN_TRANSACTION
+        _ask(connection, connection.dialect.do_ping)  # its answer has the status
+        return not driver.server_status & _IN_TRANSACTION
 
     def may_have_written(self, connection: Connection) -> bool:
         if self.state(connection).is_reading():
@@ -319,8 +318,7 @@ class _AskedState(State):
     commit and then fail."""
 
     def is_reading(self) -> bool:
-        result = _driver(self._connection)._result  # noqa: SLF001 - nothing public says
-        return result is not None and bool(result.unbuffered_active)
+        return _is_unread(_driver(self._connection)._result)  # noqa: SLF001 - nothing public says
 
     def ask_after_error(self) -> None:
         if self._is_lost():
@@ -341,10 +339,15 @@ class _AskedState(State):
         return self._connection.closed or self._connection.invalidated
 
 
+def _is_unread(result: Any) -> bool:
+    """Whether rows of an answer are still to be read, or further answers, as of a procedure."""
+    return result is not None and bool(result.unbuffered_active or result.has_next)
+
+
 def _hides_status(result: Any) -> bool:
     """Whether PyMySQL has dropped the status in a statement's answer, as it does if that has rows. Not while
     they are read: nothing else can be sent then."""
-    return result is not None and result.server_status is None and not result.unbuffered_active
+    return result is not None and result.server_status is None and not _is_unread(result)
 
 
 def _ask(connection: Connection, ask: Callable[[Any], T]) -> T | None:
