@@ -1,5 +1,6 @@
 """A writer's options, checked before anything is read or written."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -9,7 +10,7 @@ from sqlalchemy import URL, Executable
 
 from inbox_outbox_base.checks import options as inbox_options
 from inbox_outbox_base.checks.retention import Retention
-from inbox_outbox_base.databases.results import Append, Results, Statements, Upsert
+from inbox_outbox_base.databases.results import NEW_ROWS, Append, Results, Statements, Upsert
 from inbox_outbox_base.errors.inbox import InvalidOption
 
 from .messages import Messages, PerPartition, PerRow
@@ -35,6 +36,7 @@ LONGEST_RUN = 64
 _STAND_INS: dict[str, Any] = {"url": "postgresql://host/database", "table": "t", "key": "-", "consumer": "c"}
 """Valid values of the required options; nobody has a column with this name as a key."""
 
+_TEMPORARY = re.compile(rf"{NEW_ROWS}(_\d+)?|inbox_keys", re.IGNORECASE)
 _TOO_WEAK = ("NONE", "READ_UNCOMMITTED")
 
 
@@ -302,6 +304,11 @@ def _table(value: object, results: Results) -> tuple[str | None, str | None]:
     parts = value.split(".") if isinstance(value, str) else []
     if not 1 <= len(parts) <= 2 or not all(parts):
         raise InvalidOption(f"table={value!r}: expected a table's name, or schema.name")
+    if _TEMPORARY.fullmatch(parts[-1]):
+        raise InvalidOption(
+            f"table={value!r}: the writer has a temporary table of that name, which would hide it; the "
+            "target needs another name"
+        )
     return (parts[0], parts[1]) if len(parts) == 2 else (None, parts[0])
 
 

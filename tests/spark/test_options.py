@@ -37,7 +37,7 @@ GOOD: dict[str, Any] = {
 ROWS = StructType([StructField("k", StringType(), nullable=False), StructField("amount", LongType())])
 
 BAD: dict[str, list[Any]] = {
-    "table": ["", ".", "a.", ".a", "a.b.c", 5],
+    "table": ["", ".", "a.", ".a", "a.b.c", 5, "new_rows", "shop.New_Rows_2", "inbox_keys"],
     "key": ["", [], ["a", ""], ["a", "a"], [1], 5, b"id", {"a": 1}],
     "consumer": ["", "x" * 129, "a\0", "\ud800", 5],
     "results": ["append", 5, Append, Upsert],
