@@ -25,8 +25,8 @@ from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import TransactionAborted, TransactionEnded
 
 from . import interrupted, layers
-from .savepoints import is_unknown, mark_of
-from .texts import may_end
+from .savepoints import is_end, is_unknown, mark_of
+from .texts import ends_savepoint, may_end
 
 _ENDED = (
     "the transaction had ended before this statement, by commit(), rollback(), SQL or DDL: earlier writes "
@@ -108,17 +108,18 @@ class Noted(_Guard):
     """Whether the transaction was once seen open: it begins with its first statement."""
     was_ended: bool = False
     """Whether it was seen to have ended after that."""
+    last: Any = None
+    """The last statement."""
 
     def is_lost(self) -> bool:
         """Whether the transaction had begun, and has ended. Another one may be open."""
-        return self.was_ended or (self.was_open and self.is_ended())
+        self._look()
+        return self.was_ended
 
     def check(self, connection: Connection, statement: Any) -> None:
         self.is_used = True
-        if not self.state.is_ended():
-            self.was_open = True
-        elif self.was_open:
-            self.was_ended = True
+        self._look()
+        self.last = statement
         if self.outer is not None:
             self.outer.check(connection, statement)
 
@@ -126,6 +127,14 @@ class Noted(_Guard):
         self.is_used = self.was_open = True
         if self.outer is not None:
             self.outer.set_savepoint(connection)
+
+    def _look(self) -> None:
+        if not self.is_ended():
+            self.was_open = True
+        elif self.was_open and not (is_end(self.last) or ends_savepoint(self.last)):
+            self.was_ended = True
+        else:  # on SQLite, the driver's transaction may end with a savepoint, and has no BEGIN then
+            self.was_open = False
 
 
 def watch(

@@ -69,11 +69,15 @@ def _send(connection: Connection, statement: str) -> None:
     Connection.exec_driver_sql(connection, statement, None, {"stream_results": False})
 
 
+def is_end(statement: Any) -> bool:
+    """Whether the statement ends a savepoint of SQLAlchemy's."""
+    return isinstance(statement, ReleaseSavepointClause | RollbackToSavepointClause)
+
+
 def is_unknown(statement: Any, error: DBAPIError) -> bool:
     """Whether the statement was to end a savepoint of SQLAlchemy's that the server does not know: its
     transaction has ended, unless the body has ended an outer savepoint as text."""
-    is_end = isinstance(statement, ReleaseSavepointClause | RollbackToSavepointClause)
-    return is_end and not codes.is_transient(error) and not codes.is_aftermath(error)
+    return is_end(statement) and not codes.is_transient(error) and not codes.is_aftermath(error)
 
 
 def innermost(connection: Connection) -> int:

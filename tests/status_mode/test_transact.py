@@ -269,12 +269,28 @@ def test_another_transaction_locks_the_record_weakly(engine: Engine, inbox: Stat
     assert accounts.total(engine) == 1
 
 
-@on("postgresql", "mariadb")
+def nothing(_: Connection) -> None:
+    """A body that sends nothing."""
+
+
+def read(connection: Connection) -> None:
+    """A body that begins no transaction on MariaDB."""
+    connection.execute(text("SELECT 1"))
+
+
+def read_in_a_savepoint(connection: Connection) -> None:
+    """A body that on SQLite begins a transaction after the savepoint."""
+    with connection.begin_nested():
+        read(connection)
+    read(connection)
+
+
+@on("sqlite", "postgresql", "mariadb")
 def test_a_step_without_a_claim(engine: Engine) -> None:
-    """While the store is away, a body may also send nothing."""
-    away = create_engine(engine.url.set(port=free_port()))
+    """While the store is away, a body may also send nothing, or nothing that begins a transaction."""
+    away = create_engine(f"postgresql+psycopg://user@127.0.0.1:{free_port()}/app")
     inbox = status_inbox(SqlStore(away), unreachable="run")
-    for body in (lambda _: None, book, lambda connection: connection.scalar(text("SELECT 1"))):
+    for body in (nothing, read, read_in_a_savepoint, book):
         claim = deliver(inbox, lambda claim, body=body: claim.transact("book", body, source=engine))  # type: ignore[misc]
         assert claim.verdict is Verdict.NEW
 
