@@ -189,6 +189,9 @@ class Taking(ABC):
     has_server = True
     """Whether there is a server, which may fail to answer."""
 
+    begins_with_savepoint = False
+    """Whether the driver sends no BEGIN before a savepoint, which then is the transaction."""
+
     own_isolation: Literal["READ COMMITTED", "SERIALIZABLE"] = "READ COMMITTED"
     """The isolation level of our own transactions. At a higher level, a look after a wait would not see the
     change that it waited for, and on MySQL a purge would block inserts next to old rows."""

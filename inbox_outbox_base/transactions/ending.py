@@ -110,6 +110,8 @@ class Noted(_Guard):
     """Whether it was seen to have ended after that."""
     last: Any = None
     """The last statement."""
+    may_be_savepoint: bool = False
+    """Whether a savepoint may be all that the driver knows as its transaction."""
 
     def is_lost(self) -> bool:
         """Whether the transaction had begun, and has ended. Another one may be open."""
@@ -124,17 +126,17 @@ class Noted(_Guard):
             self.outer.check(connection, statement)
 
     def set_savepoint(self, connection: Connection) -> None:
-        self.is_used = self.was_open = True
+        self.is_used, self.was_open, self.last = True, True, None
         if self.outer is not None:
             self.outer.set_savepoint(connection)
 
     def _look(self) -> None:
         if not self.is_ended():
             self.was_open = True
-        elif self.was_open and not (is_end(self.last) or ends_savepoint(self.last)):
-            self.was_ended = True
-        else:  # on SQLite, the driver's transaction may end with a savepoint, and has no BEGIN then
+        elif self.may_be_savepoint and (is_end(self.last) or ends_savepoint(self.last)):
             self.was_open = False
+        else:
+            self.was_ended = self.was_ended or self.was_open
 
 
 def watch(
@@ -164,7 +166,8 @@ def watch(
 def note(connection: Connection) -> Noted:
     """Note from now on, until `unwatch`, how the connection is used."""
     layers.put_on(connection, _watched)
-    noted = Noted(database_of(connection).state(connection), None, getattr(connection, _GUARD, None))
+    database, outer = database_of(connection), getattr(connection, _GUARD, None)
+    noted = Noted(database.state(connection), None, outer, may_be_savepoint=database.begins_with_savepoint)
     setattr(connection, _GUARD, noted)
     return noted
 

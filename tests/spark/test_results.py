@@ -402,6 +402,19 @@ def test_a_target_outside_of_the_transaction(postgres: Database) -> None:
     assert counts(write(postgres, [batch(("a", 1))], table="near")) == {"new": 1}
 
 
+def test_a_target_that_a_crash_empties(postgres: Database) -> None:
+    """An unlogged table is refused, also as a partition: its keys would stay taken."""
+    execute(
+        postgres.engine(),
+        "CREATE UNLOGGED TABLE fast (id varchar(20), amount bigint)",
+        "CREATE TABLE whole (id varchar(20), amount bigint) PARTITION BY RANGE (amount)",
+        "CREATE UNLOGGED TABLE part PARTITION OF whole FOR VALUES FROM (0) TO (9)",
+    )
+    for name, unlogged in (("fast", "fast"), ("whole", "part")):
+        with pytest.raises(ColumnMismatch, match=f"table public.{name}: {unlogged} is unlogged"):
+            write(postgres, [batch(("a", 1))], table=name)
+
+
 @on("mysql", "mariadb")
 def test_an_engine_without_transactions(migrated: Database, engine: Engine) -> None:
     """A table whose engine cannot roll back is refused."""

@@ -298,8 +298,15 @@ def test_a_step_without_a_claim(engine: Engine) -> None:
         book(connection)
         connection.execute(text("ROLLBACK"))
 
-    with pytest.raises(TransactionEnded):
-        deliver(inbox, lambda claim: claim.transact("book", roll_back, source=engine))
+    def roll_back_by_the_driver(connection: Connection) -> None:
+        book(connection)
+        with connection.begin_nested():
+            book(connection)
+        connection.connection.rollback()
+
+    for body in (roll_back, roll_back_by_the_driver):
+        with pytest.raises(TransactionEnded):
+            deliver(inbox, lambda claim, body=body: claim.transact("book", body, source=engine))  # type: ignore[misc]
     away.dispose()
     assert accounts.total(engine) == 1
 

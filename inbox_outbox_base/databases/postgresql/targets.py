@@ -7,6 +7,7 @@ from sqlalchemy import Connection, Row, text
 
 from inbox_outbox_base.databases.loading import outside
 from inbox_outbox_base.databases.loading_values import Target, UniqueKey, Write
+from inbox_outbox_base.errors.spark import ColumnMismatch
 
 _TARGETS = text("""
     WITH RECURSIVE part (number, step, is_element, oid, modifier) AS (
@@ -74,7 +75,9 @@ _PLACE = text("""
     )
     SELECT quote_ident(n.nspname) || '.' || quote_ident(c.relname) AS place,
            (SELECT min(f.oid::regclass::text) FROM reached JOIN pg_class f USING (oid)
-            WHERE f.relkind = 'f') AS foreign_table
+            WHERE f.relkind = 'f') AS foreign_table,
+           (SELECT min(u.oid::regclass::text) FROM reached JOIN pg_class u USING (oid)
+            WHERE u.relpersistence = 'u') AS unlogged_table
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE c.oid = to_regclass(:name)
 """)
@@ -135,7 +138,7 @@ def place(connection: Connection, write: Write) -> str:
     """The target's name with its schema; as it is given if there is no such table.
 
     Raises:
-        ColumnMismatch: it is a foreign table, or writes to one.
+        ColumnMismatch: it is a foreign or an unlogged table, or writes to one.
     """
     name = relation(write.table_schema, write.table)
     found = connection.execute(_PLACE, {"name": name}).one_or_none()
@@ -143,6 +146,11 @@ def place(connection: Connection, write: Write) -> str:
         return name
     if found.foreign_table is not None:
         raise outside(found.place, f"{found.foreign_table} is a foreign table")
+    if found.unlogged_table is not None:
+        raise ColumnMismatch(
+            f"table {found.place}: {found.unlogged_table} is unlogged: a crash of the server would empty it, "
+            "and its keys would stay taken"
+        )
     return str(found.place)
 
 

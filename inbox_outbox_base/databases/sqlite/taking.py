@@ -56,6 +56,7 @@ class SQLiteTaking(Taking):
 
     locks_rows = False
     has_server = False
+    begins_with_savepoint = True
     own_isolation = "SERIALIZABLE"  # it has no READ COMMITTED
 
     def take(self, connection: Connection, attempt: Attempt, wait: float) -> Literal[True] | Stored | None:
