@@ -11,6 +11,7 @@ from outbox import Envelope, Outcome, Refused, Relay
 from outbox._relaying import rounds
 from tests.support.database import Database
 from tests.support.on_servers import on
+from tests.support.outages import END_OTHERS
 from tests.support.outbox_publishers import ACCEPTED, TABLES, Recorder, count, publish, relay, waiting
 from tests.support.processes import wait_until
 from tests.support.relay.crashes import running
@@ -98,7 +99,8 @@ def test_an_outcome_at_the_commit(postgres: Database) -> None:
     with refusals(engine) as errors, running(Relay(engine, publisher, poll=0.1, keep_sent=600)):
         wait_until(lambda: len(errors) > 4)
         wait_until(lambda: [*waiting(engine)] == ["b1"])
-        engine.dispose()
+        with engine.connect() as connection:
+            connection.exec_driver_sql(END_OTHERS)
         known = len(errors)
         wait_until(lambda: len(errors) > known + 2)
         run(engine, "DROP TRIGGER refuses ON {0}", "outbox_sent")

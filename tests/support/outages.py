@@ -14,6 +14,11 @@ from tests.support.database import Database
 
 ACCOUNT = "unprivileged"
 Limit = Callable[[Database], URL]
+END_OTHERS = (
+    "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+    " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+)
+"""Ends all other sessions of a database of PostgreSQL."""
 
 
 def impatient(database: Database, seconds: float = 0.3) -> URL:

@@ -21,15 +21,12 @@ from outbox._relaying.settings import RelaySettings
 from outbox.errors import UnsafeSequence
 from outbox.schema import BUCKETS
 from tests.support.database import Database
+from tests.support.outages import END_OTHERS
 from tests.support.outbox_publishers import ACCEPTED, TABLES, Recorder, accept, count, publish, waiting
 from tests.support.processes import wait_until
 from tests.support.together import Task
 
 DEAD_ROWS = 20_000
-END_OTHERS = (
-    "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
-    " WHERE datname = current_database() AND pid <> pg_backend_pid()"
-)
 
 
 @pytest.fixture
