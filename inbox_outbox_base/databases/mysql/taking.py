@@ -304,7 +304,7 @@ class MySQLTaking(Taking):
 
     def may_have_written(self, connection: Connection) -> bool:
         if self.state(connection).is_reading():
-            return True  # nobody can be asked
+            return not self.is_autocommit(connection)  # nobody can be asked
         # PyMySQL's status may be older than an answer with rows, and an error after that hides it.
         has_not_begun = self.is_ended(connection) and _ask(connection, connection.dialect.do_ping)
         if has_not_begun and self.is_ended(connection):

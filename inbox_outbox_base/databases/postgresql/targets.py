@@ -77,7 +77,8 @@ _PLACE = text("""
            (SELECT min(f.oid::regclass::text) FROM reached JOIN pg_class f USING (oid)
             WHERE f.relkind = 'f') AS foreign_table,
            (SELECT min(u.oid::regclass::text) FROM reached JOIN pg_class u USING (oid)
-            WHERE u.relpersistence = 'u') AS unlogged_table
+            -- A view may read one without writing to it.
+            WHERE u.relpersistence = 'u' AND (u.oid = c.oid OR u.relispartition)) AS unlogged_table
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE c.oid = to_regclass(:name)
 """)
