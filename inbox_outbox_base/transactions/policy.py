@@ -155,7 +155,8 @@ class Declaration:
         return self._known(connection) or self.agree(connection, is_new=False)
 
     def kept(self, connection: Connection) -> float:
-        """In seconds and without a query: the requested time, else the known or the default one."""
+        """In seconds: the requested time, else the known or the default one. A query is sent only for the
+        role, if that decides."""
         return (self.asked or self._known(connection) or Retention()).duration.total_seconds()
 
     def agree(self, connection: Connection, *, is_new: bool) -> Retention:
