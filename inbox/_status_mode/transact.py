@@ -79,7 +79,7 @@ class StepTransaction:
             self._hold.lose()
             raise LeaseLost(f"key={self._hold.held.key!r}: the claim is lost")
         self._hold.is_locked = True
-        if store is None:  # nothing is written yet, so the transaction may not have begun
+        if store is None:  # the transaction begins with the first statement of the body, if there is one
             self._noted = ending.note(self._connection)
         else:
             ending.watch(handle, self._connection, self._transaction, is_looked_up=True)

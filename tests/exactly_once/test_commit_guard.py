@@ -20,6 +20,7 @@ from inbox.errors import MessageHalted, TransactionAborted, TransactionEnded, Tr
 from tests.support import accounts
 from tests.support.accounts import Account
 from tests.support.database import Database
+from tests.support.deadlock import procedure
 from tests.support.listeners import asynchronously
 from tests.support.on_servers import BOTH_MYSQL, each_on, on
 
@@ -518,10 +519,8 @@ FAILING = [
 def _procedure(engine: Engine) -> Iterator[None]:
     """A procedure that commits, and then fails."""
     body = "BEGIN COMMIT; SIGNAL SQLSTATE '45000'; END"
-    with engine.connect() as connection:
-        connection.exec_driver_sql(f"CREATE PROCEDURE commits_and_fails() {body}")
+    with procedure(engine, "commits_and_fails", body):
         yield
-        connection.exec_driver_sql("DROP PROCEDURE commits_and_fails")
 
 
 def fails(handle: Any, statement: str) -> None:

@@ -290,9 +290,12 @@ def test_a_step_without_a_claim(engine: Engine) -> None:
     """While the store is away, a body may also send nothing, or nothing that begins a transaction."""
     away = create_engine(f"postgresql+psycopg://user@127.0.0.1:{free_port()}/app")
     inbox = status_inbox(SqlStore(away), unreachable="run")
+
+    def run(body: Callable[[Connection], object]) -> Claim:
+        return deliver(inbox, lambda claim: claim.transact("book", body, source=engine))
+
     for body in (nothing, read, read_in_a_savepoint, book):
-        claim = deliver(inbox, lambda claim, body=body: claim.transact("book", body, source=engine))  # type: ignore[misc]
-        assert claim.verdict is Verdict.NEW
+        assert run(body).verdict is Verdict.NEW
 
     def roll_back(connection: Connection) -> None:
         book(connection)
@@ -306,7 +309,7 @@ def test_a_step_without_a_claim(engine: Engine) -> None:
 
     for body in (roll_back, roll_back_by_the_driver):
         with pytest.raises(TransactionEnded):
-            deliver(inbox, lambda claim, body=body: claim.transact("book", body, source=engine))  # type: ignore[misc]
+            run(body)
     away.dispose()
     assert accounts.total(engine) == 1
 

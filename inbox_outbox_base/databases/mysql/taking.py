@@ -296,10 +296,8 @@ class MySQLTaking(Taking):
             # A result that is still being read has no status yet.
             result = driver._result  # noqa: SLF001
             driver = driver if result is None or result.unbuffered_active else result
-            return not driver.server_status & _IN_TRANSACTION
-        if driver.server_status & _IN_TRANSACTION or not _hides_status(driver._result):  # noqa: SLF001
-            return not driver.server_status & _IN_TRANSACTION
-        _ask(connection, connection.dialect.do_ping)  # its answer has the status
+        elif not driver.server_status & _IN_TRANSACTION and _hides_status(driver._result):  # noqa: SLF001
+            _ask(connection, connection.dialect.do_ping)  # its answer has the status
         return not driver.server_status & _IN_TRANSACTION
 
     def may_have_written(self, connection: Connection) -> bool:
