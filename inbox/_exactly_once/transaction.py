@@ -62,7 +62,7 @@ class Transaction:
         self._process = os.getpid()
         self._is_watched = False
         self._mark: object = None
-        self._noted: ending.Noted | None = None
+        self._later: ending.Later | None = None
         self.is_asked = False
         """Whether somebody has looked at the verdict."""
         self.found: bytes | None = None
@@ -123,7 +123,8 @@ class Transaction:
             self._is_watched = True
             return
         self._events.append(OF_VERDICT[self.verdict])
-        self._noted = ending.note(self.connection)
+        self._later = ending.watch_later(handle, self.connection, self._transaction)
+        self._is_watched = True
         if stored is not None:
             self.found = stored.claim
             self.result = stored.result and json.loads(stored.result)
@@ -225,11 +226,10 @@ class Transaction:
 
     def _is_lost(self, error: BaseException) -> bool:
         """Whether nobody can tell, because the connection is gone."""
-        is_gone = self._is_watched and (self.connection.closed or self.connection.invalidated)
-        return is_gone and self._may_have_committed(error)
+        return self._may_have_committed(error) and (self.connection.closed or self.connection.invalidated)
 
     def _may_have_committed(self, error: BaseException) -> bool:
-        if not self._is_watched or not isinstance(self.bind, Engine):
+        if not self._is_watched or self.verdict is not Verdict.NEW or not isinstance(self.bind, Engine):
             return False
         return isinstance(error, Exception) and find(error, TransactionEnded) is None
 
@@ -256,8 +256,8 @@ class Transaction:
     def leave(self) -> None:
         """The body is over, whether it succeeded or failed."""
         self.is_over = True
-        if self._is_watched or self._noted is not None:
-            self._is_watched, self._noted = False, None
+        if self._is_watched:
+            self._is_watched = False
             ending.unwatch(self._handle, self.connection)
 
     def tell(self, hooks: Hooks) -> None:
@@ -277,30 +277,30 @@ class Transaction:
             raise TransactionAborted("the body swallowed an error that had ended the transaction")
 
     def _check_asked(self) -> None:
-        if self._noted is not None and self._noted.is_used and not self.is_asked:
+        if self._later is not None and self._later.is_used and not self.is_asked:
             raise TransactionAborted(
                 f"the message is not new (its verdict is {self.verdict}), and the body used the connection "
                 "without looking at work.is_new: nothing was written"
             )
 
     def _check_whole(self) -> None:
-        state, is_new = self._state, self.verdict is Verdict.NEW
-        if is_new:
-            ending.refuse_ended(
-                self.connection, "the body ended the transaction with SQL of its own or through the driver"
-            )
-        root = self._transaction
+        ending.refuse_ended(
+            self.connection, "the body ended the transaction with SQL of its own or through the driver"
+        )
+        root, state = self._transaction, self._state
         if state.is_aborted() or (isinstance(root, SessionTransaction) and is_aborted(root, self.connection)):
             raise TransactionAborted(
                 "the body swallowed a database error that had aborted the transaction: nothing was written"
             )
-        if is_new and self._mark is None:
-            ending.check_same(self.connection)
+        if self._mark is not None:
+            return
+        ending.check_same(self.connection)
+        if self.verdict is Verdict.NEW:
             with OWN:
                 is_there = self._database.is_there(self.connection, self._attempt)
             if not is_there:
                 raise TransactionAborted(ending.UNDONE)
-            ending.check_savepoints(self.connection)
+        ending.check_kept(self.connection)
 
     def _store_result(self) -> None:
         attempt = self._attempt

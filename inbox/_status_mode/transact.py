@@ -49,7 +49,6 @@ class StepTransaction:
         self._witness = os.urandom(16)
         self._process = os.getpid()
         self._is_watched = False
-        self._noted: ending.Noted | None = None
         self._locked: object = None
         self._steps: Steps = hold.steps
         self._sent = clock.now()
@@ -79,11 +78,11 @@ class StepTransaction:
             self._hold.lose()
             raise LeaseLost(f"key={self._hold.held.key!r}: the claim is lost")
         self._hold.is_locked = True
-        if store is None:  # the transaction begins with the first statement of the body, if there is one
-            self._noted = ending.note(self._connection)
+        if store is None:
+            ending.watch_later(handle, self._connection, self._transaction)
         else:
             ending.watch(handle, self._connection, self._transaction, is_looked_up=True)
-            self._is_watched = True
+        self._is_watched = True
 
     def _connected(self, handle: Connection | Session) -> Connection:
         if not isinstance(handle, Session):
@@ -156,18 +155,22 @@ class StepTransaction:
             self._check_not_committed(error, is_lost=is_lost)
 
     def _is_over(self, error: BaseException) -> bool:
-        if not self._is_watched:
+        if not self._may_have_committed():
             return False
         asks = isinstance(error, Exception)
         return ending.is_over(self._handle, self._connection, self._transaction, error, asks=asks)
 
     def _is_lost(self) -> bool:
         """Whether nobody can tell, because the connection is gone."""
-        return self._is_watched and (self._connection.closed or self._connection.invalidated)
+        return self._may_have_committed() and (self._connection.closed or self._connection.invalidated)
+
+    def _may_have_committed(self) -> bool:
+        """Whether the record can tell if the body has committed."""
+        return self._is_watched and self._store is not None
 
     def _check_not_committed(self, error: BaseException, *, is_lost: bool) -> None:
         """An error of the database may also have ended the transaction, and then nothing has committed."""
-        assert self._store is not None  # noqa: S101 - it is watched
+        assert self._store is not None  # noqa: S101 - it may have committed
         self._handle.close()  # the pool may have no other connection
         try:
             with OWN:
@@ -188,8 +191,8 @@ class StepTransaction:
 
     def leave(self) -> None:
         """The body is over, whether it succeeded or failed."""
-        if self._is_watched or self._noted is not None:
-            self._is_watched, self._noted = False, None
+        if self._is_watched:
+            self._is_watched = False
             ending.unwatch(self._handle, self._connection)
 
     def _bounded(self) -> AbstractContextManager[None]:
@@ -204,10 +207,7 @@ class StepTransaction:
         message = f"step={self._name!r}: the body committed or rolled back"
         if not self._connection.in_transaction():
             raise TransactionEnded(message)
-        if self._is_watched:
-            ending.refuse_ended(self._connection, message)
-        elif self._noted is not None and self._noted.is_lost():
-            raise TransactionEnded(message)
+        ending.refuse_ended(self._connection, message)
         root = self._handle.get_transaction()
         if isinstance(root, SessionTransaction):
             is_lost = is_aborted(root)
@@ -219,7 +219,7 @@ class StepTransaction:
                 "or rolled back and began another one: nothing was written"
             )
         ending.check_same(self._connection)
-        ending.check_savepoints(self._connection)
+        ending.check_kept(self._connection)
 
     def _write_steps(self) -> bool:
         """Write the step to the record; return False if the transaction was rolled back meanwhile."""

@@ -189,8 +189,8 @@ class Taking(ABC):
     has_server = True
     """Whether there is a server, which may fail to answer."""
 
-    begins_with_savepoint = False
-    """Whether the driver sends no BEGIN before a savepoint, which then is the transaction."""
+    begins_with_any = True
+    """Whether any statement begins a transaction. If not, a savepoint can be all of it."""
 
     own_isolation: Literal["READ COMMITTED", "SERIALIZABLE"] = "READ COMMITTED"
     """The isolation level of our own transactions. At a higher level, a look after a wait would not see the

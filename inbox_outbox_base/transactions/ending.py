@@ -25,8 +25,8 @@ from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import TransactionAborted, TransactionEnded
 
 from . import interrupted, layers
-from .savepoints import is_end, is_unknown, mark_of
-from .texts import ends_savepoint, may_end
+from .savepoints import is_unknown, mark_of, send
+from .texts import may_end
 
 _ENDED = (
     "the transaction had ended before this statement, by commit(), rollback(), SQL or DDL: earlier writes "
@@ -91,52 +91,58 @@ class _Guard:
         elif is_unknown(statement, error):
             self.has_lost_savepoint = True
 
+    def use_driver(self, connection: Connection) -> None:
+        """Called before the body gets the driver's connection."""
+        if not self.state.is_ended() and not self.state.is_reading():
+            self.set_savepoint(connection)
+
     def set_savepoint(self, connection: Connection) -> None:
         """Called before something that may end the transaction and begin another one."""
         self.is_doubtful = True
         if self.mark is None:
             mark_of(connection).set(connection)
 
+    def check_kept(self) -> None:
+        if self.has_lost_savepoint:
+            raise TransactionEnded(_ANOTHER)
+
 
 @dataclass(slots=True)
-class Noted(_Guard):
-    """For a transaction in which nothing of ours is written: notes what its body does."""
+class Later(_Guard):
+    """For a transaction in which nothing of ours is written: it begins with the body's first statement."""
 
+    sends_begin: bool = False
+    """Whether a BEGIN is sent before that statement."""
     is_used: bool = False
     """Whether the body has used the connection."""
-    was_open: bool = False
-    """Whether the transaction was once seen open: it begins with its first statement."""
-    was_ended: bool = False
-    """Whether it was seen to have ended after that."""
-    last: Any = None
-    """The last statement."""
-    may_be_savepoint: bool = False
-    """Whether a savepoint may be all that the driver knows as its transaction."""
+    is_begun: bool = False
+    """Whether the transaction was once seen open."""
 
-    def is_lost(self) -> bool:
-        """Whether the transaction had begun, and has ended. Another one may be open."""
-        self._look()
-        return self.was_ended
+    def is_ended(self) -> bool:
+        if not self.is_used:
+            return False
+        is_ended = _Guard.is_ended(self)
+        self.is_begun = self.is_begun or not is_ended
+        return is_ended and self.is_begun
 
     def check(self, connection: Connection, statement: Any) -> None:
+        self._use(connection)
+        _Guard.check(self, connection, statement)
+
+    def use_driver(self, connection: Connection) -> None:
+        self._use(connection)
+        if not self.is_ended() and not self.state.is_reading():
+            self.set_savepoint(connection)
+
+    def _use(self, connection: Connection) -> None:
+        if not self.is_used and self.sends_begin and self.state.is_ended():
+            send(connection, "BEGIN")
         self.is_used = True
-        self._look()
-        self.last = statement
-        if self.outer is not None:
-            self.outer.check(connection, statement)
 
-    def set_savepoint(self, connection: Connection) -> None:
-        self.is_used, self.was_open, self.last = True, True, None
-        if self.outer is not None:
-            self.outer.set_savepoint(connection)
-
-    def _look(self) -> None:
-        if not self.is_ended():
-            self.was_open = True
-        elif self.may_be_savepoint and (is_end(self.last) or ends_savepoint(self.last)):
-            self.was_open = False
-        else:
-            self.was_ended = self.was_ended or self.was_open
+    def check_kept(self) -> None:
+        if self.is_undone:  # no row of ours tells
+            raise TransactionAborted(UNDONE)
+        _Guard.check_kept(self)
 
 
 def watch(
@@ -151,11 +157,30 @@ def watch(
     """This transaction of the handle has written something on this connection, and must stay open until
     `unwatch`. A mark tells it from every other transaction. With `is_looked_up`, the caller looks up after an
     error if the transaction has committed."""
-    # A listener for SQLAlchemy's events would cost each transaction 40 microseconds, a fifth of our time.
-    layers.put_on(connection, _watched)
     outer = getattr(connection, _GUARD, None)
     state = state or database_of(connection).state(connection)
-    setattr(connection, _GUARD, _Guard(state, mark, outer, is_looked_up))
+    _put(handle, connection, transaction, _Guard(state, mark, outer, is_looked_up))
+
+
+def watch_later(
+    handle: Connection | Session, connection: Connection, transaction: RootTransaction | SessionTransaction
+) -> Later:
+    """The same for a transaction in which nothing is written before the body uses it."""
+    database, outer = database_of(connection), getattr(connection, _GUARD, None)
+    guard = Later(database.state(connection), None, outer, sends_begin=not database.begins_with_any)
+    _put(handle, connection, transaction, guard)
+    return guard
+
+
+def _put(
+    handle: Connection | Session,
+    connection: Connection,
+    transaction: RootTransaction | SessionTransaction,
+    guard: _Guard,
+) -> None:
+    # A listener for SQLAlchemy's events would cost each transaction 40 microseconds, a fifth of our time.
+    layers.put_on(connection, _watched)
+    setattr(connection, _GUARD, guard)
     if isinstance(handle, Session):
         if not _listening:
             event.listen(Session, "after_begin", _begun)
@@ -163,18 +188,9 @@ def watch(
         setattr(handle, _WATCHED, transaction)
 
 
-def note(connection: Connection) -> Noted:
-    """Note from now on, until `unwatch`, how the connection is used."""
-    layers.put_on(connection, _watched)
-    database, outer = database_of(connection), getattr(connection, _GUARD, None)
-    noted = Noted(database.state(connection), None, outer, may_be_savepoint=database.begins_with_savepoint)
-    setattr(connection, _GUARD, noted)
-    return noted
-
-
 def unwatch(handle: Connection | Session, connection: Connection) -> None:
-    """The transaction is over; call this once for each `watch` and `note`. A connection that is not returned
-    belongs to the caller, and accepts statements again."""
+    """The transaction is over; call this once for each `watch` and `watch_later`. A connection that is not
+    returned belongs to the caller, and accepts statements again."""
     layers.take_off(connection, _watched)
     guard: _Guard | None = getattr(connection, _GUARD, None)
     setattr(connection, _GUARD, guard and guard.outer)
@@ -237,16 +253,18 @@ def check_same(connection: Connection) -> None:
         mark.set(connection)  # it was the outer one's as well
 
 
-def check_savepoints(connection: Connection) -> None:
+def check_kept(connection: Connection) -> None:
     """Call this right before the COMMIT, once it is known that what the transaction wrote is still there: the
     error that ended the body's savepoint may have undone all.
 
     Raises:
         TransactionEnded: a savepoint of the body's was gone, so the transaction was another one.
+        TransactionAborted: nothing of ours was written, and an error of the database has undone the
+            transaction.
     """
     guard: _Guard | None = getattr(connection, _GUARD, None)
-    if guard is not None and guard.has_lost_savepoint:
-        raise TransactionEnded(_ANOTHER)
+    if guard is not None:
+        guard.check_kept()
 
 
 @cache
@@ -269,8 +287,8 @@ def _watched(kind: Any) -> Any:
         @property
         def connection(self) -> Any:
             guard: _Guard = getattr(self, _GUARD)
-            if self.in_transaction() and not guard.state.is_ended() and not guard.state.is_reading():
-                guard.set_savepoint(self)
+            if self.in_transaction():
+                guard.use_driver(self)
             return kind.connection.fget(self)
 
         @property

@@ -29,7 +29,7 @@ class Mark:
         if self.name is None and not connection.in_nested_transaction():
             self.name = f"inbox_outbox_{id(self)}"  # already, for listeners to the statement
             try:
-                _send(connection, f"SAVEPOINT {self.name}")
+                send(connection, f"SAVEPOINT {self.name}")
             except BaseException:
                 self.name = None
                 raise
@@ -45,7 +45,7 @@ class Mark:
             return False
         try:
             end = "ROLLBACK TO" if undo else "RELEASE"
-            _send(connection, f"{end} SAVEPOINT {self.name}")
+            send(connection, f"{end} SAVEPOINT {self.name}")
         except DBAPIError as error:
             if codes.is_transient(error) or codes.is_aftermath(error):
                 raise
@@ -64,20 +64,17 @@ def mark_of(connection: Connection) -> Mark:
     return Mark() if root is None else _marks.setdefault(root, Mark())
 
 
-def _send(connection: Connection, statement: str) -> None:
+def send(connection: Connection, statement: str) -> None:
+    """Send a statement unwatched; it answers without rows."""
     # The connection may read through cursors of the server, which run queries alone.
     Connection.exec_driver_sql(connection, statement, None, {"stream_results": False})
-
-
-def is_end(statement: Any) -> bool:
-    """Whether the statement ends a savepoint of SQLAlchemy's."""
-    return isinstance(statement, ReleaseSavepointClause | RollbackToSavepointClause)
 
 
 def is_unknown(statement: Any, error: DBAPIError) -> bool:
     """Whether the statement was to end a savepoint of SQLAlchemy's that the server does not know: its
     transaction has ended, unless the body has ended an outer savepoint as text."""
-    return is_end(statement) and not codes.is_transient(error) and not codes.is_aftermath(error)
+    is_end = isinstance(statement, ReleaseSavepointClause | RollbackToSavepointClause)
+    return is_end and not codes.is_transient(error) and not codes.is_aftermath(error)
 
 
 def innermost(connection: Connection) -> int:

@@ -5,11 +5,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import sessionmaker
 
-from examples.embedded_postgres import free_port
 from inbox import Claim, SqlStore, Status, StatusInbox, Verdict, release
 from inbox._status_mode.stores import Store
 from inbox.errors import (
@@ -266,51 +265,6 @@ def test_another_transaction_locks_the_record_weakly(engine: Engine, inbox: Stat
 
     claim = deliver(inbox, lambda claim: claim.transact("book", referring))
     assert claim.verdict is Verdict.NEW
-    assert accounts.total(engine) == 1
-
-
-def nothing(_: Connection) -> None:
-    """A body that sends nothing."""
-
-
-def read(connection: Connection) -> None:
-    """A body that begins no transaction on MariaDB."""
-    connection.execute(text("SELECT 1"))
-
-
-def read_in_a_savepoint(connection: Connection) -> None:
-    """A body that on SQLite begins a transaction after the savepoint."""
-    with connection.begin_nested():
-        read(connection)
-    read(connection)
-
-
-@on("sqlite", "postgresql", "mariadb")
-def test_a_step_without_a_claim(engine: Engine) -> None:
-    """While the store is away, a body may also send nothing, or nothing that begins a transaction."""
-    away = create_engine(f"postgresql+psycopg://user@127.0.0.1:{free_port()}/app")
-    inbox = status_inbox(SqlStore(away), unreachable="run")
-
-    def run(body: Callable[[Connection], object]) -> Claim:
-        return deliver(inbox, lambda claim: claim.transact("book", body, source=engine))
-
-    for body in (nothing, read, read_in_a_savepoint, book):
-        assert run(body).verdict is Verdict.NEW
-
-    def roll_back(connection: Connection) -> None:
-        book(connection)
-        connection.execute(text("ROLLBACK"))
-
-    def roll_back_by_the_driver(connection: Connection) -> None:
-        book(connection)
-        with connection.begin_nested():
-            book(connection)
-        connection.connection.rollback()
-
-    for body in (roll_back, roll_back_by_the_driver):
-        with pytest.raises(TransactionEnded):
-            run(body)
-    away.dispose()
     assert accounts.total(engine) == 1
 
 

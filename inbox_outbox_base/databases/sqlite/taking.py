@@ -56,7 +56,7 @@ class SQLiteTaking(Taking):
 
     locks_rows = False
     has_server = False
-    begins_with_savepoint = True
+    begins_with_any = False
     own_isolation = "SERIALIZABLE"  # it has no READ COMMITTED
 
     def take(self, connection: Connection, attempt: Attempt, wait: float) -> Literal[True] | Stored | None:
