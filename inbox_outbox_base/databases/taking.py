@@ -166,6 +166,14 @@ class State:
         """If the driver does not know whether a statement that failed had ended the transaction, ask the
         server. If nobody answers, the next statement will find the connection lost."""
 
+    def is_undone_by(self, error: DBAPIError) -> bool:
+        """Right after this error: whether it has undone the transaction, although the session goes on. The
+        server is asked, because one number can stand for several errors."""
+        if not codes.undoes(error):
+            return False
+        self.ask_after_error()
+        return self.is_ended()
+
     def was_undone(self) -> bool:
         """Once the transaction is over: whether an error of the last statement has undone it. The server is
         asked, for who has used the driver's connection."""

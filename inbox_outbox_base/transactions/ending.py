@@ -21,11 +21,10 @@ from sqlalchemy.orm import Session, SessionTransaction
 
 from inbox_outbox_base.databases.registry import database_of
 from inbox_outbox_base.databases.taking import State, pooled
-from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import TransactionAborted, TransactionEnded
 
 from . import interrupted, layers
-from .savepoints import is_unknown, mark_of, send
+from .savepoints import can_send, is_unknown, mark_of, send
 from .texts import may_end
 
 _ENDED = (
@@ -86,14 +85,15 @@ class _Guard:
 
     def note_error(self, statement: Any, error: DBAPIError) -> None:
         """Called after each statement that failed. A procedure may have committed before the error."""
-        if codes.undoes(error):
+        if self.state.is_undone_by(error):
             self.is_undone = self.is_undone or self.is_looked_up or not may_end(statement)
         elif is_unknown(statement, error):
             self.has_lost_savepoint = True
 
     def use_driver(self, connection: Connection) -> None:
         """Called before the body gets the driver's connection."""
-        if not self.state.is_ended() and not self.state.is_reading():
+        self.is_doubtful = True
+        if can_send(connection) and not self.is_ended() and not self.state.is_reading():
             self.set_savepoint(connection)
 
     def set_savepoint(self, connection: Connection) -> None:
@@ -131,12 +131,13 @@ class Later(_Guard):
 
     def use_driver(self, connection: Connection) -> None:
         self._use(connection)
-        if not self.is_ended() and not self.state.is_reading():
-            self.set_savepoint(connection)
+        _Guard.use_driver(self, connection)
 
     def _use(self, connection: Connection) -> None:
-        if not self.is_used and self.sends_begin and self.state.is_ended():
-            send(connection, "BEGIN")
+        if self.sends_begin and can_send(connection):
+            self.sends_begin = False
+            if self.state.is_ended():
+                send(connection, "BEGIN")
         self.is_used = True
 
     def check_kept(self) -> None:

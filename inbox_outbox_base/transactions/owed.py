@@ -8,13 +8,11 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import SessionTransaction
 from sqlalchemy.orm.session import SessionTransactionState
-from sqlalchemy.util.concurrency import in_greenlet
 
 from inbox_outbox_base.databases.taking import State, pooled
-from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import InboxError, TransactionEnded
 
-from .savepoints import is_unknown, mark_of
+from .savepoints import can_send, is_unknown, mark_of
 from .texts import ends_savepoint, may_end
 
 _OPEN = (SessionTransactionState.ACTIVE, SessionTransactionState.PREPARED)
@@ -108,9 +106,8 @@ class Debts:
     def may_send(self, connection: Connection) -> bool:
         """Whether a statement can be sent now, where the application has not sent one itself: not outside a
         greenlet, nor if the driver would drop the rest of a result."""
-        if connection.dialect.is_async and not in_greenlet():
-            return False
-        return (state := self._state(connection)) is not None and not state.is_reading()
+        state = self._state(connection)
+        return can_send(connection) and state is not None and not state.is_reading()
 
     def set_mark(self, connection: Connection) -> None:
         """Called before something that may end the transaction and begin another one."""
@@ -142,7 +139,9 @@ class Debts:
         """Other statements than those that cannot end the transaction may have done so before they failed."""
         if is_unknown(statement, error) and not self.is_undone:
             self.has_lost_savepoint = True
-        elif codes.undoes(error) or (not may_end(statement) and self.is_ended(connection)):
+        elif (state := self._state(connection)) is None:
+            return
+        elif state.is_undone_by(error) or (not may_end(statement) and self.is_ended(connection)):
             self.is_undone = True
 
 

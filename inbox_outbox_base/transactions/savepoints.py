@@ -9,6 +9,7 @@ from sqlalchemy import Connection, NestedTransaction, RootTransaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, SessionTransaction
 from sqlalchemy.sql.elements import ReleaseSavepointClause, RollbackToSavepointClause
+from sqlalchemy.util.concurrency import in_greenlet
 
 from inbox_outbox_base.errors import codes
 
@@ -62,6 +63,11 @@ def mark_of(connection: Connection) -> Mark:
     """The mark of the connection's transaction, or one of none."""
     root = connection.get_transaction()
     return Mark() if root is None else _marks.setdefault(root, Mark())
+
+
+def can_send(connection: Connection) -> bool:
+    """Whether a statement can be sent now: not outside a greenlet."""
+    return not connection.dialect.is_async or in_greenlet()
 
 
 def send(connection: Connection, statement: str) -> None:

@@ -1,11 +1,26 @@
-"""What a statement that was written as text may do to its transaction."""
+"""What a statement may do to its transaction: a text, or a construct that SQLAlchemy does not know."""
 
 import re
 from typing import Any
 
-from sqlalchemy import TextClause
-from sqlalchemy.schema import ExecutableDDLElement
+from sqlalchemy import CompoundSelect, Select, TextClause, UpdateBase
+from sqlalchemy.orm import FromStatement
+from sqlalchemy.schema import DefaultGenerator
+from sqlalchemy.sql.elements import ReleaseSavepointClause, RollbackToSavepointClause, SavepointClause
+from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.selectable import TextualSelect
+
+_HARMLESS = (
+    Select,
+    UpdateBase,
+    CompoundSelect,
+    FunctionElement,
+    DefaultGenerator,
+    SavepointClause,
+    ReleaseSavepointClause,
+    RollbackToSavepointClause,
+)
+"""Constructs of SQLAlchemy's that end no transaction, if no text is added to them."""
 
 _QUOTED = re.compile(
     r"""'[^'\\]*'|"[^"\\]*"|`[^`]*`|\$(\w*)\$.*?\$\1\$|--[^\n]*|/\*(?!M?!).*?\*/""", re.DOTALL
@@ -33,8 +48,10 @@ _BODY = re.compile(r"\s*(BEGIN\s+NOT\b|(CREATE|ALTER)\b.*\bBEGIN\b)", re.IGNOREC
 
 def may_end(statement: Any) -> bool:
     """Whether the statement may end the transaction; it may also begin another one."""
+    if isinstance(statement, _HARMLESS):
+        return False
     if (text := _text(statement)) is None:
-        return isinstance(statement, ExecutableDDLElement)
+        return True
     # A driver may be set to send several statements at once.
     if _CANNOT_END.match(text) and ";" not in text:
         return False  # as most are
@@ -63,7 +80,7 @@ def ends_savepoint(statement: Any) -> bool:
 
 
 def _text(statement: Any) -> str | None:
-    if isinstance(statement, TextualSelect):
+    while isinstance(statement, TextualSelect | FromStatement):
         statement = statement.element
     if isinstance(statement, TextClause):
         statement = statement.text

@@ -19,6 +19,7 @@ from inbox import Action, AsyncInbox, Inbox, SqlStore, StatusInbox, Verdict
 from inbox.errors import MessageHalted, TransactionAborted, TransactionEnded, TransientError
 from tests.support import accounts
 from tests.support.accounts import Account
+from tests.support.constructs import Written
 from tests.support.database import Database
 from tests.support.deadlock import procedure
 from tests.support.listeners import asynchronously
@@ -295,6 +296,11 @@ def roll_back_and_chain_with_columns(handle: Any) -> None:
     handle.execute(text("ROLLBACK AND CHAIN").columns())
 
 
+def roll_back_and_chain_unknown(handle: Any) -> None:
+    """By a construct that SQLAlchemy does not know."""
+    handle.execute(Written("ROLLBACK AND CHAIN"))
+
+
 BY_THE_DRIVER = [roll_back_by_the_driver, commit_by_the_driver]
 BY_CHAIN = [roll_back_and_chain, commit_and_chain]
 
@@ -305,6 +311,7 @@ BY_CHAIN = [roll_back_and_chain, commit_and_chain]
         *product(["postgresql"], [*BY_THE_DRIVER, *BY_CHAIN], [True, False]),
         *product(BOTH_MYSQL, [commit_by_the_driver, *BY_CHAIN, commit_by_beginning], [False]),
         ("mariadb", roll_back_and_chain_with_columns, False),
+        ("mariadb", roll_back_and_chain_unknown, False),
         *product(["sqlite"], BY_THE_DRIVER, [False]),
     ],
     indirect=["server"],
@@ -691,6 +698,27 @@ def test_an_asynchronous_body_that_does_not_read_its_stream_to_the_end(migrated:
 
     asynchronously(migrated, work)
     assert accounts.total(migrated.engine()) == 1
+
+
+@on("mariadb", "sqlite")
+@pytest.mark.usefixtures("engine")
+def test_an_asynchronous_body_that_looks_at_the_driver(migrated: Database) -> None:
+    """Async: outside a greenlet nothing can be sent, so no savepoint is set; the body goes on."""
+
+    def look(connection: AsyncConnection) -> None:
+        assert connection.sync_connection
+        assert connection.sync_connection.connection.driver_connection
+
+    async def work(engine: AsyncEngine) -> None:
+        for verdict in (Verdict.NEW, Verdict.DUPLICATE):
+            async with ASYNC_INBOX.transaction(engine, KEY) as work:
+                assert work.verdict is verdict
+                look(work.connection)
+                await accounts.add_async(work.connection)
+                look(work.connection)
+
+    asynchronously(migrated, work)
+    assert accounts.total(migrated.engine()) == 2
 
 
 @pytest.mark.usefixtures("engine")

@@ -7,17 +7,26 @@ from typing import Any, Literal, get_args
 
 import pymysql
 import pytest
-from sqlalchemy import Engine, event, insert, text
-from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, PendingRollbackError
+from sqlalchemy import Connection, Engine, event, insert, select, text
+from sqlalchemy.exc import (
+    DBAPIError,
+    IntegrityError,
+    OperationalError,
+    PendingRollbackError,
+    ResourceClosedError,
+)
 from sqlalchemy.orm import Session, sessionmaker
 
 from outbox import Outbox
 from outbox.errors import TransactionEnded
 from tests.support import accounts
 from tests.support.accounts import Account
+from tests.support.constructs import Written
 from tests.support.deadlock import ACCOUNTS, ADDS, heavier_transaction, procedure
 from tests.support.on_servers import each_on, on, spread
+from tests.support.processes import wait_until
 from tests.support.published import TOPIC, texts
+from tests.support.together import Task
 
 OUTBOX = Outbox()
 JoinMode = Literal["conditional_savepoint", "rollback_only", "control_fully", "create_savepoint"]
@@ -180,10 +189,28 @@ def chain_after_an_error(session: Session) -> None:
     chain(session)
 
 
-UNDOING = [chain, chain_in_a_savepoint, chain_after_an_error]
+def chain_unknown(session: Session) -> None:
+    """By a construct that SQLAlchemy does not know."""
+    session.execute(Written("ROLLBACK AND CHAIN"))
+
+
+def chain_for_objects(session: Session) -> None:
+    """By a text that is to read an ORM's objects, as from a procedure."""
+    with suppress(NotImplementedError):  # it has no rows
+        session.execute(select(Account).from_statement(text("ROLLBACK AND CHAIN")))
+
+
+UNDOING = [chain, chain_in_a_savepoint, chain_after_an_error, chain_unknown, chain_for_objects]
 OTHERS = {
     "postgresql": [chain, chain_unseen, commit_and_begin, chain_in_a_savepoint, chain_after_an_error],
-    "mariadb": [chain, begin_implicitly, commit_and_begin, chain_in_a_savepoint],
+    "mariadb": [
+        chain,
+        begin_implicitly,
+        commit_and_begin,
+        chain_in_a_savepoint,
+        chain_unknown,
+        chain_for_objects,
+    ],
     "sqlite": [commit_and_begin],
 }
 
@@ -538,6 +565,36 @@ def test_the_server_rolls_back_the_transaction(engine: Engine, statement: str) -
             session.commit()
     assert texts(engine) == ["ever"]
     assert accounts.total(engine) == 0
+
+
+@on("mariadb")
+def test_a_deadlock_of_other_locks(engine: Engine) -> None:
+    """MariaDB reports it by the same number, but rolls nothing back: the session goes on."""
+    with engine.connect() as other, Session(engine) as session:
+
+        def lock(handle: Connection | Session, name: str) -> None:
+            handle.execute(text("SELECT GET_LOCK(:name, 60)"), {"name": name}).all()
+
+        publish(session, "1")
+        accounts.add(session)
+        lock(session, "first")
+        lock(other, "second")
+        waiting = Task(lambda: lock(other, "first"))
+        wait_until(lambda: _waits(engine))
+        with pytest.raises(OperationalError, match="1213"):
+            lock(session, "second")
+        session.execute(text("SELECT RELEASE_LOCK('first')")).all()
+        waiting.result()
+        session.commit()
+    assert texts(engine) == ["1"]
+    assert accounts.total(engine) == 1
+
+
+def _waits(engine: Engine) -> bool:
+    """Whether a connection waits for a lock of `GET_LOCK`."""
+    with engine.connect() as connection:
+        found = "SELECT count(*) FROM information_schema.processlist WHERE state = 'User lock'"
+        return bool(connection.execute(text(found)).scalar_one())
 
 
 @on("mariadb", "mysql")
