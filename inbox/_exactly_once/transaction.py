@@ -315,12 +315,14 @@ class Transaction:
         """Finish normally if the COMMIT did happen: the row with our claim proves it."""
         if self.verdict is not Verdict.NEW:
             # A duplicate wrote no row that could prove the COMMIT.
-            raise CommitLost("the connection broke during COMMIT") from error
-        # On a new connection: the answer to the COMMIT was lost with the old connection.
+            raise CommitLost("a connection broke during COMMIT") from error
+        # If a listener's connection broke, the row is still locked by this one.
+        if not self.connection.closed:
+            self.connection.invalidate(error)
         if not self._is_committed(
             lambda connection: self._database.settled(connection, self._attempt, self._terms.wait)
         ):
-            raise CommitLost("the connection broke during COMMIT, and nothing was written") from error
+            raise CommitLost("a connection broke during COMMIT, and nothing was written") from error
 
     def _is_committed(
         self, find_row: Callable[[Connection], Stored | None], tries: int = _RECONNECTS

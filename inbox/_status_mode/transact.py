@@ -245,7 +245,7 @@ class StepTransaction:
             self._hold.lose()  # nobody knows what is recorded, so nothing may overwrite it
             raise
         if record is None or record.claim != self._witness:
-            raise CommitLost("the connection broke during COMMIT, and nothing was written") from error
+            raise CommitLost("a connection broke during COMMIT, and nothing was written") from error
 
 
 def transact(

@@ -2,7 +2,7 @@
 
 from typing import NoReturn
 
-from sqlalchemy import Connection, Table, inspect
+from sqlalchemy import Connection, Engine, Table, inspect
 from sqlalchemy.exc import DBAPIError
 
 from inbox_outbox_base.errors import codes
@@ -10,10 +10,10 @@ from inbox_outbox_base.errors.inbox import TablesMissing
 
 
 def raise_clearer(
-    connection: Connection, table: Table, error: DBAPIError, clearer: type[TablesMissing] = TablesMissing
+    place: Connection | Engine, table: Table, error: DBAPIError, clearer: type[TablesMissing] = TablesMissing
 ) -> NoReturn:
     """Raise the error, or a clearer one if our tables (this one is looked for) do not exist."""
-    if codes.is_table_missing(error, lambda: inspect(connection).has_table(table.name)):
+    if codes.is_table_missing(error, lambda: inspect(place).has_table(table.name)):
         raise clearer(missing_table(table)) from error
     raise error
 

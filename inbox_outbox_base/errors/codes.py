@@ -4,7 +4,7 @@ message texts. Each database's numbers are in its folder."""
 from collections.abc import Callable
 from functools import cache
 
-from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, OperationalError
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, InternalError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from inbox_outbox_base.dialect import Code, Codes
@@ -83,8 +83,10 @@ def is_read_only(error: BaseException) -> bool:
 def breaks_connection(error: DBAPIError) -> bool:
     """Whether this error broke the connection, so that a COMMIT has an unknown outcome."""
     invalidated = error.connection_invalidated
-    if code_of(error) is None:  # no code from a server: the driver lost the connection or never had one
-        return invalidated or isinstance(error, OperationalError)
+    # Without a code from a server, the driver lost the connection, never had one, or did not understand what
+    # it read, as after an answer that was cut off. Then it has closed the connection itself.
+    if code_of(error) is None:
+        return invalidated or isinstance(error, OperationalError | InternalError)
     return _means(error, lambda database, code: database.breaks_connection(code, invalidated=invalidated))
 
 

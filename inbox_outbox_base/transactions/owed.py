@@ -122,7 +122,7 @@ class Debts:
     def note_savepoint(self, connection: Connection, statement: Any) -> None:
         """Called after each statement: it may have ended a savepoint that is older than the mark, and so the
         mark, or the aborted state."""
-        if ends_savepoint(statement):
+        if ends_savepoint(connection, statement):
             self.was_aborted = False
             if (mark := mark_of(connection)).may_be_inside:
                 mark.name = None

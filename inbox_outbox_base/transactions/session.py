@@ -16,6 +16,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, SessionTransaction
 
 from inbox_outbox_base.databases.registry import taking
+from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import InvalidOption, UnsupportedDatabase, UnusableConnection
 
 from . import failed_commit
@@ -181,7 +182,11 @@ def _check(kept: _Kept, begun: ref[SessionTransaction], _: Connection) -> None:
 def _may_have_written(connection: Connection) -> bool:
     try:
         return taking(connection.dialect.name).may_have_written(connection)
-    except (DBAPIError, UnsupportedDatabase):
+    except UnsupportedDatabase:
+        return True
+    except DBAPIError as error:
+        if codes.breaks_connection(error):
+            raise
         return True
 
 

@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from sqlalchemy import CompoundSelect, Select, TextClause, UpdateBase
+from sqlalchemy import CompoundSelect, Connection, Select, TextClause, UpdateBase
 from sqlalchemy.orm import FromStatement
 from sqlalchemy.schema import DefaultGenerator
 from sqlalchemy.sql.elements import ReleaseSavepointClause, RollbackToSavepointClause, SavepointClause
@@ -23,10 +23,17 @@ _HARMLESS = (
 """Constructs of SQLAlchemy's that end no transaction, if no text is added to them."""
 
 _QUOTED = re.compile(
-    r"""'[^'\\]*'|"[^"\\]*"|`[^`]*`|\$(\w*)\$.*?\$\1\$|--[^\n]*|/\*(?!M?!).*?\*/""", re.DOTALL
+    r"""(?<!\w)[eE]'([^'\\]|\\.)*'|'[^']*'|"[^"]*"|`[^`]*`|(?<![\w$])\$((?!\d)\w*)\$.*?\$\2\$"""
+    r"""|--[^\n]*|/\*.*?\*/""",
+    re.DOTALL,
 )
-"""Quoted text, names and bodies, and comments; MySQL and MariaDB run what is in comments like /*! this */."""
-_QUOTE = re.compile(r"""['"`\\]|\*/""")
+"""Quoted text, names and bodies, and comments."""
+_MYSQL_QUOTED = re.compile(
+    r"""'([^'\\]|\\.)*'|"([^"\\]|\\.)*"|`[^`]*`|--(?!\S)[^\n]*|\#[^\n]*|/\*(?!M?!).*?\*/""", re.DOTALL
+)
+"""The same for MySQL and MariaDB, which run what is in comments like /*! this */."""
+_LEADING = re.compile(r"(\s|--[^\n]*\n|/\*(?!M?!)((?!/\*|\*/).)*\*/)*", re.DOTALL)
+"""Comments that are such on every database: some nest them."""
 _CANNOT_END = re.compile(
     r"[\s(]*(SELECT|INSERT|UPDATE|DELETE|REPLACE|WITH|SET(?![\s\S]*\bSTATEMENT\b)|RELEASE"
     r"|ROLLBACK(\s+(WORK|TRANSACTION))?\s+TO)\b",
@@ -55,15 +62,16 @@ def may_end(statement: Any) -> bool:
     # A driver may be set to send several statements at once.
     if _CANNOT_END.match(text) and ";" not in text:
         return False  # as most are
-    text = _unquoted(text).rstrip("; \t\r\n")
-    return not _CANNOT_END.match(text) or ";" in text
+    begin = _LEADING.match(text)
+    text = text[begin.end() if begin else 0 :].rstrip("; \t\r\n")
+    return ";" in text or not _CANNOT_END.match(text)
 
 
-def commits(statement: Any) -> bool:
+def commits(connection: Connection, statement: Any) -> bool:
     """Whether the statement is a COMMIT, or a text that has one among its statements. The status tells of the
-    others afterwards: a procedure may commit."""
+    others afterwards: a procedure may commit, and a setting may change what a backslash means."""
     text = _text(statement)
-    for each in _unquoted(text).split(";") if text and _WORD.search(text) else ():
+    for each in _statements(connection, text) if text and _WORD.search(text) else ():
         if _COMMIT.match(each):
             return True
         if _BODY.match(each):
@@ -71,12 +79,12 @@ def commits(statement: Any) -> bool:
     return False
 
 
-def ends_savepoint(statement: Any) -> bool:
+def ends_savepoint(connection: Connection, statement: Any) -> bool:
     """Whether a text ends a savepoint, itself or with one of its statements."""
     text = _text(statement)
     if not text or not _SAVEPOINT_END.search(text):
         return False
-    return any(_SAVEPOINT_END.match(each) for each in _unquoted(text).split(";"))
+    return any(map(_SAVEPOINT_END.match, _statements(connection, text)))
 
 
 def _text(statement: Any) -> str | None:
@@ -87,8 +95,7 @@ def _text(statement: Any) -> str | None:
     return statement if isinstance(statement, str) else None
 
 
-def _unquoted(text: str) -> str:
-    """Without what is quoted, and comments. As it is, if that is in doubt: databases differ in what a
-    backslash means."""
-    bare = _QUOTED.sub(" ", text)
-    return text if _QUOTE.search(bare) else bare
+def _statements(connection: Connection, text: str) -> list[str]:
+    """The statements of a text, without what is quoted, and comments."""
+    quoted = _MYSQL_QUOTED if connection.dialect.name in ("mysql", "mariadb") else _QUOTED
+    return quoted.sub(" ", text).split(";")

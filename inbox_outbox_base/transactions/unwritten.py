@@ -229,7 +229,7 @@ def _run(connection: Connection, run: Callable[..., Any], statement: Any, *given
     if (debts := _debts.get(connection)) is None:
         return run(connection, statement, *given, **options)
     debts.refuse_ended(connection, "this statement")
-    if commits(statement):
+    if commits(connection, statement):
         refuse(debts.due())
     if may_end(statement):
         debts.set_mark(connection)

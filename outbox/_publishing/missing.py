@@ -12,7 +12,4 @@ from outbox.schema import OutboxTables
 
 def raise_clearer(place: Connection | Engine, tables: OutboxTables, error: DBAPIError) -> NoReturn:
     """Raise the error, or `TablesMissing` if the outbox's tables do not exist."""
-    if isinstance(place, Connection):
-        missing.raise_clearer(place, tables.message, error, TablesMissing)
-    with place.connect() as connection:
-        missing.raise_clearer(connection, tables.message, error, TablesMissing)
+    missing.raise_clearer(place, tables.message, error, TablesMissing)

@@ -1,16 +1,31 @@
-"""If the server has ended the pool's connections, code that begins its own transactions does not notice."""
+"""If the server has ended the pool's connections, code that begins its own transactions does not notice. A
+connection that somebody else loses, or that is lost while it is opened, costs a retry."""
 
-from collections.abc import Callable
+import socket
+import threading
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Connection, Engine, event, make_url, select, text
+from sqlalchemy.exc import InternalError
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.orm import Session, sessionmaker
 
-from inbox import SqlStore, StatusInbox, purge
+from inbox import Inbox, SqlStore, StatusInbox, Verdict, is_transient, purge
+from inbox.schema import tables
 from outbox import Relay, pause
+from tests.support import accounts
+from tests.support.accounts import Account
 from tests.support.database import Database
-from tests.support.on_servers import WITH_WRITERS, each_on
+from tests.support.on_servers import WITH_WRITERS, each_on, on
 from tests.support.outbox_publishers import Recorder, publish
+from tests.support.processes import wait_until
+from tests.support.several_databases import other, replica
+from tests.support.status_mode.asynchronous import in_loop
+
+__all__ = ["other", "replica"]
 
 pytestmark = pytest.mark.mysql
 
@@ -46,7 +61,84 @@ def test_connections_that_have_ended(migrated: Database, work: Callable[[Engine]
         connections = [pool.enter_context(engine.connect()) for _ in range(POOLED)]
         own = text(f"SELECT {OWN[migrated.name]}")
         ids = [connection.execute(own).scalar_one() for connection in connections]
-    with migrated.engine().connect() as killer:
-        for each in ids:
-            killer.execute(text(END[migrated.name].format(each)))
+    end(migrated, ids)
     work(engine)
+
+
+def end(database: Database, ids: Iterable[object]) -> None:
+    """Have the server end these connections."""
+    with database.engine().connect() as killer:
+        for each in ids:
+            killer.execute(text(END[database.name].format(each)))
+
+
+@on(*WITH_WRITERS)
+def test_a_listener_whose_connection_ends(migrated: Database) -> None:
+    """The message's own connection is given up, so that nobody waits for its lock; the handler goes on."""
+    engine = accounts.make(migrated.engine())
+    elsewhere, given_up, runs = migrated.engine(), list[object](), list[str]()
+
+    @event.listens_for(engine, "commit")
+    def audit(_: Connection) -> None:
+        if len(runs) == 1:
+            with elsewhere.connect() as connection:
+                end(migrated, [connection.execute(text(f"SELECT {OWN[migrated.name]}")).scalar_one()])
+                wait_until(lambda: connection.execute(text("SELECT 1")) is None)
+
+    @Inbox("bookkeeping", wait=3600).handler(engine, key=str)
+    def book(connection: Connection, message: str) -> None:
+        runs.append(message)
+        accounts.add(connection)
+
+    event.listen(engine, "invalidate", lambda *given: given_up.append(given))
+    assert book("a").verdict is Verdict.NEW
+    assert len(given_up) == 1
+    assert accounts.total(engine) == 1
+
+
+@on(*WITH_WRITERS)
+def test_a_reader_whose_connection_ends(migrated: Database, replica: Database) -> None:
+    """A session whose other database is lost is retried: nobody says that it has written there."""
+    runs, leader = list[str](), {"clause": tables().message}
+
+    @Inbox("bookkeeping").handler(sessionmaker(migrated.engine(), binds={Account: replica.engine()}), key=str)
+    def book(session: Session, message: str) -> None:
+        runs.append(message)
+        session.execute(text("UPDATE account SET total = total + 1"), bind_arguments=leader)
+        session.scalars(select(Account)).all()
+        if len(runs) == 1:
+            reader = {"mapper": Account}
+            own = text(f"SELECT {OWN[migrated.name]}")
+            end(migrated, [session.execute(own, bind_arguments=reader).scalar_one()])
+
+    assert book("a").verdict is Verdict.NEW
+    assert len(runs) == 2
+    assert accounts.total(migrated.engine()) == 1
+
+
+@on("mysql")
+@in_loop
+async def test_a_connection_that_is_lost_while_it_is_opened(migrated: Database) -> None:
+    """The driver does not understand half of an answer. That is as transient as any lost connection."""
+    address = migrated.url.host, migrated.url.port
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        opened = threading.Thread(target=half_open, args=(listener, address), daemon=True)
+        opened.start()
+        url = make_url(migrated.async_url).set(host="127.0.0.1", port=listener.getsockname()[1])
+        engine = create_async_engine(url)
+        with pytest.raises(InternalError) as caught:
+            await engine.connect()
+        await engine.dispose()
+        opened.join()
+    assert is_transient(caught.value)
+
+
+def half_open(listener: socket.socket, address: Any) -> None:
+    """Pass on what a server answers to a client, but to the server only that the client has gone away."""
+    client, _ = listener.accept()
+    with client, socket.create_connection(address) as server:
+        client.sendall(server.recv(65_536))
+        client.recv(65_536)
+        server.shutdown(socket.SHUT_WR)
+        while answer := server.recv(65_536):
+            client.sendall(answer)

@@ -5,6 +5,7 @@ from contextlib import suppress
 from itertools import product
 from typing import Any, Literal, get_args
 
+import psycopg.sql
 import pymysql
 import pytest
 from sqlalchemy import Connection, Engine, event, insert, select, text
@@ -13,7 +14,6 @@ from sqlalchemy.exc import (
     IntegrityError,
     OperationalError,
     PendingRollbackError,
-    ResourceClosedError,
 )
 from sqlalchemy.orm import Session, sessionmaker
 
@@ -194,15 +194,35 @@ def chain_unknown(session: Session) -> None:
     session.execute(Written("ROLLBACK AND CHAIN"))
 
 
+def chain_composed(session: Session) -> None:
+    """By an object of psycopg's."""
+    composed: Any = psycopg.sql.SQL("ROLLBACK AND CHAIN")
+    session.connection().exec_driver_sql(composed)
+
+
 def chain_for_objects(session: Session) -> None:
     """By a text that is to read an ORM's objects, as from a procedure."""
     with suppress(NotImplementedError):  # it has no rows
         session.execute(select(Account).from_statement(text("ROLLBACK AND CHAIN")))
 
 
-UNDOING = [chain, chain_in_a_savepoint, chain_after_an_error, chain_unknown, chain_for_objects]
+UNDOING = [
+    chain,
+    chain_in_a_savepoint,
+    chain_after_an_error,
+    chain_unknown,
+    chain_composed,
+    chain_for_objects,
+]
 OTHERS = {
-    "postgresql": [chain, chain_unseen, commit_and_begin, chain_in_a_savepoint, chain_after_an_error],
+    "postgresql": [
+        chain,
+        chain_unseen,
+        commit_and_begin,
+        chain_in_a_savepoint,
+        chain_after_an_error,
+        chain_composed,
+    ],
     "mariadb": [
         chain,
         begin_implicitly,
@@ -478,13 +498,15 @@ BODIES = [
     "CREATE FUNCTION late() RETURNS integer LANGUAGE plpgsql AS $a$ BEGIN RETURN '\\'; COMMIT; END $a$",
     "CREATE FUNCTION later() RETURNS integer BEGIN ATOMIC SELECT 1; SELECT 2; END",
     "SELECT 1; SELECT CASE WHEN true THEN 1 END",
+    r"SELECT E'it\'s; END'",
 ]
+MYSQL_BODIES = ["SELECT 1 AS `;COMMIT`", r"SELECT 'it\'s; END'", "SELECT 5--1 # it's; END"]
 TRIGGER = "CREATE TRIGGER late AFTER INSERT ON account BEGIN SELECT 1; SELECT 2; END"
 
 
 @pytest.mark.parametrize(
     ("server", "statements"),
-    [("postgresql", BODIES), ("sqlite", [TRIGGER]), ("mariadb", ["SELECT 1 AS `;COMMIT`"])],
+    [("postgresql", BODIES), ("sqlite", [TRIGGER]), ("mariadb", MYSQL_BODIES)],
     indirect=["server"],
     ids=["postgresql", "sqlite", "mariadb"],
 )
@@ -496,6 +518,7 @@ def test_a_text_that_only_looks_like_a_commit(
     for statement in (
         *statements,
         "SELECT ';COMMIT', 'it''s; END'",
+        r"SELECT 'C:\; commit now'",
         "/* ; commit */ UPDATE account SET name = ';COMMIT' -- ; COMMIT",
     ):
         session.connection().exec_driver_sql(statement)

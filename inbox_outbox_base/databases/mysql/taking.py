@@ -301,8 +301,10 @@ class MySQLTaking(Taking):
         return not driver.server_status & _IN_TRANSACTION
 
     def may_have_written(self, connection: Connection) -> bool:
+        if self.is_autocommit(connection):
+            return False
         if self.state(connection).is_reading():
-            return not self.is_autocommit(connection)  # nobody can be asked
+            return True  # nobody can be asked
         # PyMySQL's status may be older than an answer with rows, and an error after that hides it.
         has_not_begun = self.is_ended(connection) and _ask(connection, connection.dialect.do_ping)
         if has_not_begun and self.is_ended(connection):
