@@ -9,6 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from inbox_outbox_base.errors.spark import InvalidRow
+
 Converter = Callable[[pa.Array], pa.Array]
 _PLAIN = (
     pa.types.is_boolean,
@@ -54,10 +56,21 @@ def _has_variant(kind: pa.DataType) -> bool:
 
 
 def to_json(column: pa.Array) -> pa.Array:
-    """Lists, structs and maps as JSON text."""
+    """Lists, structs and maps as JSON text.
+
+    Raises:
+        InvalidRow: a date or time is outside the years that Python has.
+        UnicodeDecodeError: a text is not UTF-8.
+    """
+    try:
+        values = column.to_pylist()
+    except UnicodeError:
+        raise
+    except (OverflowError, ValueError):
+        raise InvalidRow("a date or time outside the years 1 to 9999, which JSON cannot have here") from None
     texts = [
         None if value is None else json.dumps(_plain(value, column.type), ensure_ascii=False)
-        for value in column.to_pylist()
+        for value in values
     ]
     return pa.array(texts, pa.string())
 
@@ -112,13 +125,29 @@ def _field(column: pa.Array, binary: Converter) -> pa.Array:
 
 
 def text(column: pa.Array) -> pa.Array:
-    """Values as databases read them, except byte strings."""
-    if pa.types.is_duration(column.type):
+    """Values as databases read them, except byte strings.
+
+    Raises:
+        InvalidRow: a date or timestamp has a year beyond 32767, for which Arrow has no text.
+    """
+    shown = readable(column)
+    has_years = pa.types.is_date(column.type) or pa.types.is_timestamp(column.type)
+    if has_years and pc.any(pc.starts_with(shown, "<")).as_py():
+        raise InvalidRow("a year outside -32767 to 32767, which has no text")
+    return shown
+
+
+def readable(column: pa.Array) -> pa.Array:
+    """The same for people: of a date or timestamp that has no text, the number is shown."""
+    kind = column.type
+    if pa.types.is_duration(kind):
         return pc.binary_join_element_wise(column.cast(pa.int64()).cast(pa.string()), " microseconds", "")
-    if pa.types.is_timestamp(column.type) and column.type.tz is not None:
-        # The text of an offset has no seconds, but offsets had seconds before standard time.
-        column = column.cast(pa.timestamp(column.type.unit, "UTC"))
-    return column if pa.types.is_string(column.type) else column.cast(pa.string())
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        # The text of an offset has no seconds, but offsets had seconds before standard time; and Arrow would
+        # write a wrong year of five digits.
+        wall_clock = column.cast(pa.timestamp(kind.unit, "UTC")).cast(pa.timestamp(kind.unit))
+        return pc.binary_join_element_wise(wall_clock.cast(pa.string()), "Z", "")
+    return column if pa.types.is_string(kind) else column.cast(pa.string())
 
 
 def hexadecimal(column: pa.Array) -> pa.Array:

@@ -63,11 +63,11 @@ def finite(name: str) -> Converter:
 
 
 def finite_time(name: str, infinite: pa.Scalar) -> Converter:
-    """Not the value, as a number, that stands for -infinity."""
+    """Not the value, as a number, that stands for -infinity, nor one below it."""
     return refuse(
         name,
-        lambda column: pc.equal(column.cast(infinite.type), infinite),
-        "a time so early that this database stores -infinity",
+        lambda column: pc.less_equal(column.cast(infinite.type), infinite),
+        "a time so early that this database would store -infinity",
     )
 
 

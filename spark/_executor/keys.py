@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from inbox_outbox_base.checks.keys import LONGEST_KEY, encode_key
+from inbox_outbox_base.databases.arrow import text
 from inbox_outbox_base.errors.inbox import InvalidKey
 from inbox_outbox_base.errors.spark import ColumnMismatch, InvalidRow
 
@@ -46,7 +47,8 @@ def encode(columns: Sequence[pa.Array]) -> pa.StringArray:
     """The stored key of each row; NULL if a part of it is NULL.
 
     Raises:
-        InvalidRow: a key is empty, longer than 512 bytes of UTF-8, contains a NUL, or is not UTF-8.
+        InvalidRow: a key is empty, longer than 512 bytes of UTF-8, contains a NUL, or is not UTF-8; or it has
+            a year beyond 32767.
     """
     try:
         for column in columns:
@@ -68,8 +70,7 @@ def encode(columns: Sequence[pa.Array]) -> pa.StringArray:
 
 
 def _text(column: pa.Array) -> pa.StringArray:
-    column = in_utc(column)
-    return column if pa.types.is_string(column.type) else column.cast(pa.string())
+    return text(in_utc(column))
 
 
 def in_utc(column: pa.Array) -> pa.Array:
@@ -88,16 +89,16 @@ def _joined(columns: Sequence[pa.Array]) -> pa.StringArray:
 
 def _part(column: pa.Array) -> pa.StringArray:
     """One part of a JSON array."""
-    text = _text(column)
+    part = _text(column)
     if _is_number(column.type):
-        return text
-    control = pc.any(pc.match_substring_regex(text, "[\x00-\x1f]")).as_py()
+        return part
+    control = pc.any(pc.match_substring_regex(part, "[\x00-\x1f]")).as_py()
     if control:  # rare, and JSON has short forms for some of them
         return pa.array(
-            [None if value is None else encode_key((value,))[1:-1] for value in text.to_pylist()], pa.string()
+            [None if value is None else encode_key((value,))[1:-1] for value in part.to_pylist()], pa.string()
         )
-    text = pc.replace_substring(pc.replace_substring(text, "\\", "\\\\"), '"', '\\"')
-    return pc.binary_join_element_wise('"', text, '"', "", null_handling="emit_null")
+    part = pc.replace_substring(pc.replace_substring(part, "\\", "\\\\"), '"', '\\"')
+    return pc.binary_join_element_wise('"', part, '"', "", null_handling="emit_null")
 
 
 def _bytes(keys: pa.StringArray) -> tuple[Any, Any]:

@@ -37,7 +37,7 @@ def digests(settings: WriterSettings, batch: pa.RecordBatch) -> pa.BinaryArray:
     """The digest of each row, the same as that of `Inbox.accept` for a tuple of these columns.
 
     Raises:
-        InvalidRow: a text is not UTF-8.
+        InvalidRow: a text is not UTF-8, or a year is beyond 32767.
     """
     columns = [_values(name, batch.column(name)) for name in settings.digest]
     return pa.array([digest(row) for row in zip(*columns, strict=True)], pa.binary())

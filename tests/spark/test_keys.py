@@ -140,6 +140,19 @@ def test_what_is_no_key_is_refused(bad: bytes) -> None:
     assert encode([as_text(b"before", bad, b"after")[2:]]).to_pylist() == ["after"]
 
 
+@pytest.mark.parametrize(
+    "kind", [pa.date32(), pa.timestamp("us"), pa.timestamp("us", "UTC"), pa.timestamp("us", "Asia/Tokyo")]
+)
+def test_a_year_that_has_no_text_is_refused(kind: pa.DataType) -> None:
+    """Two such years could have one text: Arrow counts years with 16 bits."""
+    day = 1 if kind == pa.date32() else 24 * 60 * 60 * 10**6
+    for days in -12_800_000, 24_000_000:
+        late = pa.array([0, days * day], kind)
+        for columns in ([late], [late, pa.array([1, 2])]):
+            with pytest.raises(InvalidRow, match="year"):
+                encode(columns)
+
+
 @refused
 def test_a_part_that_is_no_text_is_refused(bad: bytes) -> None:
     """A part of a key with several columns is checked in the same way, except that a part may be empty."""

@@ -122,6 +122,16 @@ def test_arrays_of_declared_types(migrated: Database, engine: Engine) -> None:
 
 
 @on("postgresql")
+def test_a_default_of_a_domain(migrated: Database, engine: Engine) -> None:
+    """A NOT NULL column may be left out if its type has a default."""
+    execute(
+        engine, "CREATE DOMAIN five AS integer DEFAULT 5", "CREATE TABLE target (id text, n five NOT NULL)"
+    )
+    write(migrated, [pa.record_batch({"id": ["a"]})], table="target")
+    assert fetched(engine, "SELECT id, n FROM target") == [("a", 5)]
+
+
+@on("postgresql")
 def test_statements_see_arrays(migrated: Database, engine: Engine, transport: str) -> None:
     """In `new_rows` a list is an array of its element type."""
     execute(engine, "CREATE TABLE target (id text, number bigint)")

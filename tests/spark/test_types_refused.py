@@ -223,10 +223,18 @@ WRONG: dict[str, Wrong] = {
         pa.string(), ["[18446744073709551615]", "[18446744073709551617]"], {"mysql": "json"}, "more digits"
     ),
     "a day that is none": Wrong(
-        pa.date32(), [0, -(2**31) + 10_957], {"postgresql": "date"}, "stores -infinity"
+        pa.date32(), [0, -(2**31) + 10_957], {"postgresql": "date"}, "store -infinity"
     ),
     "a time that is none": Wrong(
-        CLOCK, [0, -(2**63) + 946_684_800_000_000], {"postgresql": "timestamp"}, "stores -infinity"
+        CLOCK, [0, -(2**63) + 946_684_800_000_000], {"postgresql": "timestamp"}, "store -infinity"
+    ),
+    "a day before those": Wrong(pa.date32(), [0, -(2**31)], {"postgresql": "date"}, "store -infinity"),
+    "a time before those": Wrong(CLOCK, [0, -(2**63)], {"postgresql": "timestamp"}, "store -infinity"),
+    "an instant that has no text": Wrong(
+        pa.list_(INSTANT), [[0], [2_069_978_000_000_000_000]], {"postgresql": "timestamptz[]"}, "-32767 to"
+    ),
+    "a late day in JSON": Wrong(
+        pa.list_(pa.date32()), [[0], [3_000_000]], on_all("jsonb", "json", "json"), "1 to 9999"
     ),
     "no uuid": Wrong(pa.string(), [None, "1234"], {"postgresql": "uuid", "mariadb": "uuid"}),
     "an array of long texts": Wrong(

@@ -44,7 +44,7 @@ from inbox_outbox_base.databases.loading_values import (
 from inbox_outbox_base.databases.on_conflict import OnConflict
 from inbox_outbox_base.dialect import Code
 from inbox_outbox_base.errors import codes
-from inbox_outbox_base.errors.spark import SparkWriterError
+from inbox_outbox_base.errors.spark import InvalidRow, SparkWriterError
 from inbox_outbox_base.tables.inbox import Tables, utcnow
 
 from . import arrays, probing
@@ -243,7 +243,10 @@ def _binary(schema: pa.Schema, batches: list[pa.RecordBatch]) -> Iterator[bytes]
     encoder = pgpq.ArrowToPostgresBinaryEncoder(schema)
     yield encoder.write_header()
     for batch in batches:
-        yield encoder.write_batch(batch)
+        try:
+            yield encoder.write_batch(batch)
+        except ValueError:  # its text may quote the value
+            raise InvalidRow("a value that pgpq cannot send") from None
     yield encoder.finish()
 
 

@@ -29,7 +29,7 @@ def _json(value: pa.Array) -> str:
 def _readable(value: pa.Array) -> str:
     """A value that Python cannot hold, as text in Arrow's form; only the type of one that is nested."""
     if pa.types.is_temporal(value.type):
-        return str(arrow.text(value)[0].as_py())
+        return str(arrow.readable(value)[0].as_py())
     if pa.types.is_string(value.type) or pa.types.is_large_string(value.type):
         return bytes(value.cast(pa.large_binary())[0].as_py()).decode(errors="replace")
     return str(value.type)
