@@ -69,7 +69,11 @@ class Retention:
             oldest_unconsumed: when the oldest message that the broker still holds was produced; with it, the
                 margins count from then, and the broker's maximum does not matter.
         """
-        if oldest_unconsumed is None:
-            return aware("now", now) - self.duration - MARGIN
-        oldest = min(aware("oldest_unconsumed", oldest_unconsumed), now)
-        return oldest.astimezone(UTC) - self.producer - self.network - MARGIN
+        given, kept = aware("now", now), self.duration
+        if oldest_unconsumed is not None:
+            given = min(aware("oldest_unconsumed", oldest_unconsumed), now)
+            kept = self.producer + self.network
+        try:
+            return given.astimezone(UTC) - kept - MARGIN
+        except OverflowError:  # nothing is as old
+            return datetime.min.replace(tzinfo=UTC)

@@ -18,9 +18,10 @@ from typing import Any
 from sqlalchemy import Connection, RootTransaction, event
 from sqlalchemy.exc import DBAPIError, PendingRollbackError, ResourceClosedError
 from sqlalchemy.orm import Session, SessionTransaction
+from sqlalchemy.sql.elements import SavepointClause
 
 from inbox_outbox_base.databases.registry import database_of
-from inbox_outbox_base.databases.taking import State, pooled
+from inbox_outbox_base.databases.taking import State, driver_of, pooled
 from inbox_outbox_base.errors.inbox import TransactionAborted, TransactionEnded
 
 from . import interrupted, layers
@@ -71,7 +72,8 @@ class _Guard:
 
     def refuse_ended(self, message: str) -> None:
         if self.is_ended():
-            is_undone = self.is_undone or (self.is_looked_up and self.state.was_undone())
+            is_certain = self.is_looked_up or not self.is_doubtful
+            is_undone = self.is_undone or (is_certain and self.state.was_undone())
             raise TransactionAborted(UNDONE) if is_undone else TransactionEnded(message)
 
     def check(self, connection: Connection, statement: Any) -> None:
@@ -112,7 +114,7 @@ class Later(_Guard):
     """For a transaction in which nothing of ours is written: it begins with the body's first statement."""
 
     sends_begin: bool = False
-    """Whether a BEGIN is sent before that statement."""
+    """Whether a BEGIN is sent before a savepoint, which would be all of the transaction."""
     is_used: bool = False
     """Whether the body has used the connection."""
     is_begun: bool = False
@@ -121,24 +123,29 @@ class Later(_Guard):
     def is_ended(self) -> bool:
         if not self.is_used:
             return False
+        self.state.ask_after_error()  # no row of ours tells
         is_ended = _Guard.is_ended(self)
         self.is_begun = self.is_begun or not is_ended
         return is_ended and self.is_begun
 
     def check(self, connection: Connection, statement: Any) -> None:
-        self._use(connection)
+        self.is_used = True
+        if isinstance(statement, SavepointClause):
+            self._begin(connection)
         _Guard.check(self, connection, statement)
 
     def use_driver(self, connection: Connection) -> None:
-        self._use(connection)
+        self.is_used = True
         _Guard.use_driver(self, connection)
 
-    def _use(self, connection: Connection) -> None:
-        if self.sends_begin and can_send(connection):
-            self.sends_begin = False
-            if self.state.is_ended():
-                send(connection, "BEGIN")
-        self.is_used = True
+    def set_savepoint(self, connection: Connection) -> None:
+        self._begin(connection)
+        _Guard.set_savepoint(self, connection)
+
+    def _begin(self, connection: Connection) -> None:
+        if self.sends_begin and self.state.is_ended() and not self.is_begun:
+            # SQLite's driver has the kind of transaction that it begins itself.
+            send(connection, f"BEGIN {driver_of(connection).isolation_level or ''}")
 
     def check_kept(self) -> None:
         if self.is_undone:  # no row of ours tells

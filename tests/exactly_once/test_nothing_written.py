@@ -182,14 +182,40 @@ BOOK_TWICE = """BEGIN
 END"""
 
 
+@on("sqlite")
+def test_a_body_that_reads(engine: Engine) -> None:
+    """SQLite: until it writes, it keeps neither a lock nor a snapshot, in which it could not write."""
+
+    def read_and_book(connection: Connection) -> None:
+        connection.execute(text("SELECT * FROM account")).all()
+        with engine.begin() as other:
+            accounts.add(other)
+        accounts.add(connection)
+
+    without_a_claim(engine, read_and_book)
+    assert accounts.total(engine) == 2
+
+
+@pytest.mark.parametrize("when", ["at a statement", "in a stream", "late in a stream"])
 @pytest.mark.parametrize("run", ALL.values(), ids=ALL)
 @on(*BOTH_MYSQL)
-def test_a_swallowed_deadlock(engine: Engine, run: Callable[[Engine, Body], None]) -> None:
+def test_a_swallowed_deadlock(engine: Engine, run: Callable[[Engine, Body], None], when: str) -> None:
     """It has undone the transaction: TransactionAborted, and what comes later is not committed alone."""
+    if when == "late in a stream":  # after the rows that the server sends before it meets the lock
+        with engine.begin() as connection:
+            for number in range(500):
+                accounts.open_account(connection, f"{'a' * 50} {number}")
+
+    def meet_deadlock(connection: Connection) -> None:
+        if when == "at a statement":
+            accounts.add(connection, "account 1")
+        else:
+            rows = text("SELECT * FROM account ORDER BY name FOR UPDATE")
+            connection.execute(rows, execution_options={"stream_results": True}).all()
 
     def swallow_deadlock(connection: Connection) -> None:
         with heavier_transaction(engine, connection), pytest.raises(OperationalError, match="1213"):
-            accounts.add(connection, "account 1")
+            meet_deadlock(connection)
         accounts.add(connection, amount=100)
 
     with pytest.raises(TransactionAborted):

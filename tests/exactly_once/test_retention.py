@@ -1,6 +1,6 @@
 """How long keys are kept."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
@@ -30,6 +30,12 @@ def test_the_oldest_unconsumed_message_shortens_it() -> None:
     kept = Retention(broker=timedelta(days=15), producer=timedelta(hours=1), network=60)
     oldest = NOW - timedelta(minutes=5)
     assert kept.horizon(NOW, oldest) == oldest - timedelta(hours=1, seconds=60) - MARGIN
+
+
+def test_the_oldest_message_can_be_as_old_as_can_be() -> None:
+    """Then nothing is old enough to be purged, and that is no error."""
+    first = datetime.min.replace(tzinfo=timezone(timedelta(hours=1)))
+    assert Retention().horizon(NOW, first) == datetime.min.replace(tzinfo=UTC)
 
 
 def test_an_oldest_message_from_the_future_counts_as_now() -> None:

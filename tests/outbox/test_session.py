@@ -556,6 +556,9 @@ DEADLOCKED: dict[str, Callable[[Session], object]] = {
     "semicolon": lambda session: session.execute(text(f"{ADDS};")),
     "procedure": lambda session: session.execute(text("CALL add_one()")),
     "driver": lambda session: session.connection().connection.cursor().execute(ADDS),
+    "stream": lambda session: session.execute(
+        text("SELECT * FROM account ORDER BY name FOR UPDATE"), execution_options={"stream_results": True}
+    ).all(),
 }
 
 

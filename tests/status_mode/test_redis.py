@@ -3,6 +3,7 @@
 import signal
 import time
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any, NoReturn
 
 import pytest
@@ -123,6 +124,19 @@ def test_names_are_no_patterns(client: "redis.Redis") -> None:
     for name in names:
         assert [record.key for record in store.list(name, None, 100)] == [f"key of {name}"]
     assert {record.consumer for record in store.list(None, None, 100)} == set(names)
+
+
+def test_names_of_other_programs(client: "redis.Redis") -> None:
+    """`list` leaves out what only begins like a name of the store, and names no message twice."""
+    store = RedisStore(client)
+    for prefix in ("inbox", "inbox:eu", "inbox:3"):
+        with StatusInbox("orders", store=RedisStore(client, prefix=prefix)).claim("a"):
+            pass
+    for name in ("inbox:lock", "inbox:6:orde", "inbox:1:ab", b"inbox:2:\xff\xff:a"):
+        client.set(name, "1")
+    scan = client.scan_iter
+    client.scan_iter = lambda **given: chain(scan(**given), scan(**given))  # type: ignore[method-assign]
+    assert [(record.consumer, record.key) for record in store.list(None, None, 100)] == [("orders", "a")]
 
 
 def _answers(node: Any) -> bool:

@@ -134,9 +134,11 @@ class RedisStore(Store):
         """As `Store.list`; reads all records, because Redis has no index of them."""
         start = f"{self._prefix}:" if consumer is None else self._name(consumer, "").decode()
         found = []
-        for name in self._names(hashes.escaped(start) + "*"):
-            of, key = hashes.parted(name[len(self._prefix) + 1 :].decode())
-            record = self._look(name, of, key)[1]
+        for name in set(self._names(hashes.escaped(start) + "*")):  # a scan may return a name twice
+            parts = hashes.parted(name[len(self._prefix) + 1 :])
+            if parts is None:
+                continue  # another program's: its prefix begins with ours
+            record = self._look(name, *parts)[1]
             if record is not None and status in (None, record.status):
                 found.append(record)
         return sorted(found, key=lambda record: record.updated_at)[:limit]

@@ -45,10 +45,14 @@ def write_arguments(
     )
 
 
-def parted(name: str) -> tuple[str, str]:
-    """Split a name into consumer and key."""
-    length, _, rest = name.partition(":")
-    return rest[: int(length)], rest[int(length) + 1 :]
+def parted(name: bytes) -> tuple[str, str] | None:
+    """Split a name into consumer and key; None if it is not a name of ours."""
+    try:
+        length, _, rest = name.decode().partition(":")
+        consumer, colon, key = rest[: int(length)], rest[int(length)], rest[int(length) + 1 :]
+    except (ValueError, IndexError):
+        return None
+    return (consumer, key) if colon == ":" else None
 
 
 def escaped(text: str) -> str:

@@ -324,7 +324,8 @@ class _AskedState(State):
         if self._is_lost():
             return
         # Both drivers forget the last result before they read the next one, which an error is not.
-        if _driver(self._connection)._result is not None or self.is_ended():  # noqa: SLF001 - nothing public says
+        result = _driver(self._connection)._result  # noqa: SLF001 - nothing public says
+        if (result is not None and not self._is_broken_off(result)) or self.is_ended():
             return
         _ask(self._connection, self._connection.dialect.do_ping)
 
@@ -334,6 +335,12 @@ class _AskedState(State):
         # The server keeps the errors of a statement until the next one that uses a table.
         errors = _ask(self._connection, _errors) or ()
         return any(number in MySQLCodes.undoing for _, number, _ in errors)
+
+    def _is_broken_off(self, result: Any) -> bool:
+        """Whether PyMySQL met an error, as of a deadlock, while it read the rows of a stream."""
+        if self._connection.dialect.is_async:
+            return False
+        return result.connection is not None and not result.unbuffered_active
 
     def _is_lost(self) -> bool:
         return self._connection.closed or self._connection.invalidated
