@@ -167,7 +167,8 @@ class Transaction:
             self._handle.commit()
         except DBAPIError as error:
             COMMIT.mark(error)
-            if not codes.breaks_connection(error):
+            # On the caller's connection, the caller commits.
+            if not codes.breaks_connection(error) or not isinstance(self.bind, Engine):
                 raise
             with OWN:
                 self._resolve(error)
@@ -316,8 +317,8 @@ class Transaction:
         if self.verdict is not Verdict.NEW:
             # A duplicate wrote no row that could prove the COMMIT.
             raise CommitLost("a connection broke during COMMIT") from error
-        # If a listener's connection broke, the row is still locked by this one.
-        if not self.connection.closed:
+        # If a listener's connection broke, this one still locks the row. (What is prepared would stay.)
+        if not (self.connection.closed or getattr(self._handle, "twophase", False)):
             self.connection.invalidate(error)
         if not self._is_committed(
             lambda connection: self._database.settled(connection, self._attempt, self._terms.wait)

@@ -126,6 +126,10 @@ class Hold(MessageLease):
         self._is_unsure = True  # the message's end records the step
         self.emit(EventKind.STEP_UNKNOWN, step=name)
 
+    def doubt_steps(self) -> None:
+        """Nobody knows whether a transaction has recorded a step: the end leaves the steps as they are."""
+        self._is_unsure = False
+
     def adopt(self, name: str, steps: Steps, *, sent: float, seconds: float) -> None:
         """A transaction has committed a step and renewed the lease; `sent` is when the renewal was sent."""
         self.steps = steps

@@ -242,6 +242,7 @@ class StepTransaction:
         try:
             record = self._store.find(held.consumer, held.key) if self._store else None
         except StoreUnreachable:
+            self._hold.doubt_steps()
             self._hold.lose()  # nobody knows what is recorded, so nothing may overwrite it
             raise
         if record is None or record.claim != self._witness:

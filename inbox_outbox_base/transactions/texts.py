@@ -23,13 +23,16 @@ _HARMLESS = (
 """Constructs of SQLAlchemy's that end no transaction, if no text is added to them."""
 
 _QUOTED = re.compile(
-    r"""(?<!\w)[eE]'([^'\\]|\\.)*'|'[^']*'|"[^"]*"|`[^`]*`|(?<![\w$])\$((?!\d)\w*)\$.*?\$\2\$"""
+    r"""(?<!\w)[eE]'[^'\\]*(?:\\.[^'\\]*)*'|'[^']*'|"[^"]*"|`[^`]*`"""
+    r"""|(?<![\w$])\$((?!\d)\w*)\$.*?\$\1\$"""
     r"""|--[^\n]*|/\*.*?\*/""",
     re.DOTALL,
 )
 """Quoted text, names and bodies, and comments."""
 _MYSQL_QUOTED = re.compile(
-    r"""'([^'\\]|\\.)*'|"([^"\\]|\\.)*"|`[^`]*`|--(?!\S)[^\n]*|\#[^\n]*|/\*(?!M?!).*?\*/""", re.DOTALL
+    r"""'[^'\\]*(?:\\.[^'\\]*)*'|"[^"\\]*(?:\\.[^"\\]*)*"|`[^`]*`"""
+    r"""|--(?!\S)[^\n]*|\#[^\n]*|/\*(?!M?!).*?\*/""",
+    re.DOTALL,
 )
 """The same for MySQL and MariaDB, which run what is in comments like /*! this */."""
 _LEADING = re.compile(r"(\s|--[^\n]*\n|/\*(?!M?!)((?!/\*|\*/).)*\*/)*", re.DOTALL)

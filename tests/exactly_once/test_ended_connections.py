@@ -4,16 +4,17 @@ connection that somebody else loses, or that is lost while it is opened, costs a
 import socket
 import threading
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, event, make_url, select, text
-from sqlalchemy.exc import InternalError
+from sqlalchemy import Connection, Engine, event, func, make_url, select, text
+from sqlalchemy.exc import InternalError, OperationalError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 from inbox import Inbox, SqlStore, StatusInbox, Verdict, is_transient, purge
+from inbox.errors import CommitLost
 from inbox.schema import tables
 from outbox import Relay, pause
 from tests.support import accounts
@@ -22,7 +23,7 @@ from tests.support.database import Database
 from tests.support.on_servers import WITH_WRITERS, each_on, on
 from tests.support.outbox_publishers import Recorder, publish
 from tests.support.processes import wait_until
-from tests.support.several_databases import other, replica
+from tests.support.several_databases import Prepared, other, replica
 from tests.support.status_mode.asynchronous import in_loop
 
 __all__ = ["other", "replica"]
@@ -94,6 +95,59 @@ def test_a_listener_whose_connection_ends(migrated: Database) -> None:
     assert book("a").verdict is Verdict.NEW
     assert len(given_up) == 1
     assert accounts.total(engine) == 1
+
+
+@on(*WITH_WRITERS)
+def test_a_listener_whose_connection_ends_in_a_callers_transaction(migrated: Database) -> None:
+    """The caller's connection and its transaction go on."""
+    engine = accounts.make(migrated.engine())
+    with engine.begin() as connection:
+        accounts.add(connection)
+        source = sessionmaker(connection, join_transaction_mode="create_savepoint")
+
+        @event.listens_for(source, "before_commit")
+        def audit(_: Session) -> None:
+            with migrated.engine().connect() as elsewhere:
+                end(migrated, [elsewhere.execute(text(f"SELECT {OWN[migrated.name]}")).scalar_one()])
+                wait_until(lambda: elsewhere.execute(text("SELECT 1")) is None)
+
+        with pytest.raises(OperationalError), Inbox("bookkeeping").transaction(source, "a") as work:
+            accounts.add(work.session, amount=10)
+        accounts.add(connection)
+    assert accounts.total(engine) == 2
+
+
+@on("mariadb")
+def test_two_phases_whose_second_database_ends(migrated: Database, other: Database) -> None:
+    """Only its own transaction stays prepared; the message's is committed or rolled back."""
+    engine, second = migrated.engine(), other.engine()
+    source = sessionmaker(engine, binds={Account: second}, twophase=True)
+    prepared, lost = Prepared(engine), Prepared(second)
+    numbers: list[Any] = []
+    is_first: list[bool] = []
+    event.listen(engine, "commit_twophase", lambda *_: is_first.append(False))
+
+    @event.listens_for(second, "commit_twophase")
+    def lose(*_: object) -> None:
+        while numbers:
+            is_first.append(True)
+            end(migrated, [numbers.pop()])
+
+    inbox = Inbox("bookkeeping", wait=1)
+    for key in map(str, range(50)):  # SQLAlchemy commits them in any order
+        is_first.clear()
+        with suppress(CommitLost), inbox.transaction(source, key) as work:
+            accounts.add(work.session)
+            own = select(func.connection_id())
+            numbers.append(work.session.scalar(own, bind_arguments={"mapper": Account}))
+        assert prepared.left() == []
+        assert len(lost.left()) == 1
+        lost.roll_back()
+        if is_first[0]:
+            break
+    assert is_first[0]
+    with inbox.transaction(source, key) as work:
+        assert work.verdict is Verdict.NEW
 
 
 @on(*WITH_WRITERS)

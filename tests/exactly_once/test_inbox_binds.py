@@ -2,11 +2,11 @@
 nothing is committed."""
 
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, func, insert, select, text
+from sqlalchemy import create_engine, func, insert, select, text, update
 from sqlalchemy.exc import DBAPIError, ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
@@ -19,7 +19,7 @@ from tests.support import accounts
 from tests.support.accounts import Account
 from tests.support.database import Database, make_tables
 from tests.support.on_servers import BOTH_MYSQL, each_on, on
-from tests.support.several_databases import balance, other, recipe, replica
+from tests.support.several_databases import Prepared, balance, other, recipe, replica
 from tests.support.status_mode.asynchronous import in_loop
 from tests.support.status_mode.stores import status_inbox
 
@@ -111,6 +111,23 @@ def test_a_second_database_that_answers_with_rows(migrated: Database, other: Dat
             session.commit()
     assert accounts.totals(second) == {"cash": 0}
     assert verdict(migrated) is NEW
+
+
+@on("mariadb")
+@pytest.mark.parametrize("begins", [True, False])
+def test_a_second_database_in_autocommit_mode(migrated: Database, other: Database, begins: bool) -> None:
+    """It has nothing to commit, unless a text has begun a transaction."""
+    reader = other.engine(isolation_level="AUTOCOMMIT")
+    with Session(migrated.engine(), binds={Account: reader}) as session:
+        assert INBOX.accept(session, KEY) is NEW
+        if begins:
+            session.execute(text("START TRANSACTION"), bind_arguments={"mapper": Account})
+            session.execute(update(Account).values(total=1))
+        session.scalars(select(Account)).all()
+        with pytest.raises(UnusableConnection) if begins else nullcontext():
+            session.commit()
+    assert verdict(migrated) is (NEW if begins else DUPLICATE)
+    assert balance(other) == 0
 
 
 @on("sqlite")
@@ -246,8 +263,9 @@ def test_two_phases() -> None:
 def test_two_phases_on_mysql(migrated: Database, other: Database, name: str) -> None:
     """On MySQL and MariaDB, where SQLAlchemy sends PREPARE, COMMIT and ROLLBACK as statements, neither a
     commit nor a rollback leaves a prepared transaction and its locks behind."""
-    first = migrated.engine()
-    binds: dict[Any, Any] = {Account: other.engine()} if name == "two" else {}
+    first, second = migrated.engine(), other.engine()
+    prepared = Prepared(first), Prepared(second)
+    binds: dict[Any, Any] = {Account: second} if name == "two" else {}
     source = sessionmaker(first, binds=binds, twophase=True)
     with pytest.raises(ZeroDivisionError), INBOX.transaction(source, KEY) as work:
         fail(work.session)
@@ -258,6 +276,5 @@ def test_two_phases_on_mysql(migrated: Database, other: Database, name: str) -> 
                 accounts.add(work.session)
     with status_inbox(SqlStore(first)).claim(KEY) as claim:
         claim.transact("book", accounts.add, source=source)
-    with first.connect() as connection:
-        assert not connection.exec_driver_sql("XA RECOVER").all()
+    assert [each.left() for each in prepared] == [[], []]
     assert balance(other if name == "two" else migrated) == 2

@@ -188,6 +188,27 @@ def test_an_end_that_got_no_answer_is_written_with_another_claim(
     assert stored(store).status is Status.CONSUMED
 
 
+@both_stores
+def test_an_end_that_cannot_be_written_yet(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next claim of the same message takes it over only once that end is written, even if its lease is
+    over: its handler has succeeded."""
+
+    def unreachable(*_: object) -> bool:
+        raise StoreUnreachable("it does not answer")
+
+    inbox = status_inbox(store, lease=0.2, heartbeat=False)
+    with monkeypatch.context() as patch:
+        with suppress(StoreUnreachable), inbox.claim("a"):
+            patch.setattr(store._late, "_write", unreachable)
+            patch.setattr(store, "write", unreachable)
+        time.sleep(0.3)
+        for _ in range(2):  # the store answers a claim, but not this
+            with pytest.raises(StoreUnreachable), inbox.claim("a"):
+                pytest.fail("it runs again")
+    with inbox.claim("a") as claim:
+        assert claim.verdict is Verdict.DUPLICATE
+
+
 @on("sqlite", fixture="place")
 def test_an_error_whose_text_raises(store: Store) -> None:
     """An exception whose `str()` raises fails the message like any other."""

@@ -1,12 +1,14 @@
 """Steps of status-table mode whose connection breaks during COMMIT, on every SQL server."""
 
 from collections.abc import Iterator
+from contextlib import suppress
+from typing import NoReturn
 
 import pytest
 from sqlalchemy import Engine, create_engine
 
 from inbox import Claim, SqlStore, Status, StatusInbox, Verdict
-from inbox.errors import CommitLost
+from inbox.errors import CommitLost, StoreUnreachable
 from tests.exactly_once.test_lost_commit import is_commit
 from tests.support import accounts
 from tests.support.database import Database
@@ -57,3 +59,32 @@ def test_a_step_finds_out_what_became_of_its_commit(
     assert deliver(inbox, body).verdict is (Verdict.DUPLICATE if arrived else Verdict.NEW)
     assert accounts.total(direct) == 1
     assert stored(inbox.store).status is Status.CONSUMED
+
+
+def test_a_commit_of_which_nobody_knows(
+    direct: Engine, way: tuple[TcpProxy, StatusInbox], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message's end does not overwrite the step that may be recorded, even if an earlier step is to be
+    recorded with it."""
+    proxy, inbox = way
+
+    def unreachable(*_: object) -> NoReturn:
+        raise StoreUnreachable("it does not answer")
+
+    def body(claim: Claim) -> None:
+        if proxy.was_cut.is_set():
+            claim.step("earlier", lambda: None)
+        else:
+            with monkeypatch.context() as patch, suppress(StoreUnreachable):
+                patch.setattr(inbox.store, "write", unreachable)
+                claim.step("earlier", lambda: None)
+            proxy.cut_on(is_commit, forward=True)
+            monkeypatch.setattr(inbox.store, "find", unreachable)
+        claim.transact("book", accounts.add)
+
+    with pytest.raises(StoreUnreachable):
+        deliver(inbox, body)
+    monkeypatch.undo()
+    assert proxy.was_cut.is_set()
+    assert deliver(inbox, body).verdict is Verdict.NEW
+    assert accounts.total(direct) == 1

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import Delete, Engine, Update, text
+from sqlalchemy import Delete, Engine, Update, event, text
 from sqlalchemy.orm import Session
 
 from tests.servers import Server
@@ -51,3 +51,25 @@ def replica(other: Database) -> Iterator[Database]:
         connection.execute(text("SET GLOBAL read_only = ON"))
         yield other
         connection.execute(text("SET GLOBAL read_only = OFF"))
+
+
+class Prepared:
+    """The transactions of a MySQL or MariaDB engine that are prepared from now on. The server's other ones
+    are of other tests."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._xids: list[str] = []
+        event.listen(engine, "prepare_twophase", lambda _, xid: self._xids.append(xid))
+
+    def left(self) -> list[str]:
+        """Those that are neither committed nor rolled back."""
+        with self._engine.connect() as connection:
+            rows = connection.exec_driver_sql("XA RECOVER")
+            return [xid for xid in (row.data.decode() for row in rows) if xid in self._xids]
+
+    def roll_back(self) -> None:
+        """Roll back what is left: its locks would stay."""
+        with self._engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            for xid in self.left():
+                connection.exec_driver_sql(f"XA ROLLBACK '{xid}'")

@@ -39,9 +39,11 @@ class Store(ABC):
         """Take the message, or answer why not; one atomic decision.
 
         Raises:
-            StoreUnreachable: the store did not answer, after some retries.
+            StoreUnreachable: the store did not answer, after some retries, or could not record how the last
+                attempt of this process ended.
         """
-        # Before the claim, which must find the end of this process's last attempt at the message.
+        # Before the claim, which must find the end of this process's last attempt at the message. Without it,
+        # the claim could take the message over although its handler has succeeded.
         if self._late:
             self._late.write((request.consumer, request.key))
         for _ in range(_ROUNDS):

@@ -301,7 +301,8 @@ class MySQLTaking(Taking):
         return not driver.server_status & _IN_TRANSACTION
 
     def may_have_written(self, connection: Connection) -> bool:
-        if self.is_autocommit(connection):
+        in_transaction = _driver(connection).server_status & _IN_TRANSACTION  # begun as text
+        if self.is_autocommit(connection) and not in_transaction:
             return False
         if self.state(connection).is_reading():
             return True  # nobody can be asked
