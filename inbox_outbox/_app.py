@@ -7,7 +7,7 @@ from typing import NoReturn
 import typer
 from sqlalchemy.exc import SQLAlchemyError
 
-from inbox.errors import InboxError, InvalidOption, MessageNotFound, WrongStatus
+from inbox.errors import InboxError, InvalidOption, InvalidResult, MessageNotFound, WrongStatus
 from inbox_outbox_base.errors import secrets
 
 from . import _audit, _check, _inbox, _migrate, _outbox, _relaying, _repair
@@ -39,7 +39,7 @@ def run() -> NoReturn:
     try:
         code = app(standalone_mode=False)
         sys.stdout.flush()
-    except InvalidOption as error:
+    except (InvalidOption, InvalidResult) as error:
         _fail(str(error), USAGE)
     except MessageNotFound as error:
         _fail(str(error), NOT_FOUND)

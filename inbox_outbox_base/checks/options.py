@@ -5,7 +5,7 @@
 
 import inspect
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from inbox_outbox_base.errors.inbox import InvalidOption
 
@@ -14,6 +14,9 @@ LONGEST_CONSUMER = 128
 
 LONGEST_TIME = timedelta(days=36_500).total_seconds()
 """A hundred years, in seconds: a longer time could exceed the calendar."""
+
+_LARGEST = 2**31 - 1
+"""The largest count: databases and drivers keep some in 32 bits."""
 
 LONGEST_WAIT = timedelta(days=1).total_seconds()
 """A day, in seconds: databases count the milliseconds of a wait in 32 bits."""
@@ -64,6 +67,8 @@ def count(option: str, value: int, *, error: type[InvalidOption] = InvalidOption
     """A whole number, one or more."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise error(f"{option}={shown(value)}: expected a whole number, one or more")
+    if value > _LARGEST:
+        raise error(f"{option}={shown(value)}: expected at most {_LARGEST}")
     return value
 
 
@@ -110,4 +115,8 @@ def aware(option: str, value: datetime, *, error: type[InvalidOption] = InvalidO
     """A point in time with its offset from UTC."""
     if not isinstance(value, datetime) or value.tzinfo is None:
         raise error(f"{option}={shown(value)}: expected a datetime with a time zone")
+    try:
+        value.astimezone(UTC)
+    except OverflowError:
+        raise error(f"{option}={shown(value)}: expected the years 1 to 9999 in UTC") from None
     return value

@@ -153,6 +153,8 @@ def test_an_address_in_the_wrong_place(arguments: list[str]) -> None:
         (["purge", "--batch", "0"], "batch=0: expected a whole number, one or more"),
         (["purge", "--batch", "-5"], "batch=-5: expected a whole number, one or more"),
         (["purge", "--batch", "many"], "--batch"),
+        (["purge", "--batch", str(2**64)], f"batch={2**64}: expected at most 2147483647"),
+        (["list", "--limit", str(2**31)], f"limit={2**31}: expected at most 2147483647"),
         (["purge", "--older-than", "7"], "--older-than='7': expected a time such as 30s"),
         (["purge", "--older-than", ""], "--older-than='': expected a time such as 30s"),
         (["purge", "--older-than", "-1d"], "--older-than='-1d': expected"),

@@ -180,6 +180,15 @@ def test_resolve_step(
     assert (found["status"], found["pending_step"], found["steps"]) == ("failed", None, steps)
 
 
+def test_a_result_that_is_no_json(store: Store, run: Callable[..., Done]) -> None:
+    """`resolve-step` refuses it as wrong usage, and changes nothing."""
+    claimed = store.claim(request(KEY))
+    begun = change(status=Status.HALTED, steps='{"charge":{"state":"begun"}}', **ENDS[Status.HALTED])
+    assert store.write(held(claimed), begun)
+    assert run("resolve-step", CONSUMER, KEY, "charge", "done", "--result", "NaN").returncode == 2
+    assert stored(store, KEY).status is Status.HALTED
+
+
 COMMANDS = (["retry"], ["discard"], ["release"], ["resolve-step", "charge", "done"])
 
 
