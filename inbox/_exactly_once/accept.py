@@ -148,11 +148,7 @@ def _agree(
 def _is_too_old(
     database: Taking, connection: Connection, policy: Declaration, message_time: datetime
 ) -> bool:
-    """By the database's clock; the database is asked only if the worker's clock is near the limit."""
-    retention = policy.retention(connection)
-    if retention.surely_covers(message_time):
-        return False
-    return message_time < database.now(connection) - retention.duration
+    return bool(_too_old(database, connection, policy, [message_time]))
 
 
 def accept_many(
@@ -191,7 +187,11 @@ def _too_old(
     times: Sequence[datetime | None] | None,
 ) -> set[int]:
     """The indexes of messages that are too old by the database's clock; the database is asked once, if the
-    worker's clock is near the limit."""
+    worker's clock is near the limit. By a policy that was not looked at for long, nothing is too old.
+
+    Raises:
+        PolicyConflict: some are, but this inbox must not take any message.
+    """
     if times is None:
         return set()
     retention = policy.retention(connection)
@@ -203,7 +203,12 @@ def _too_old(
     if not doubtful:
         return set()
     horizon = database.now(connection) - retention.duration
-    return {index for index, each in doubtful if each < horizon}
+    old = {index for index, each in doubtful if each < horizon}
+    if old and not policy.is_seen(connection):
+        policy.agree(connection, is_new=False)
+        if policy.retention(connection) != retention:
+            return _too_old(database, connection, policy, times)
+    return old
 
 
 def _take_parts(

@@ -126,7 +126,7 @@ class StatusConsumer:
             with OWN:
                 answer: ClaimAnswer = self._call(lambda: self.store.claim(request))
         except StoreUnreachable:
-            if self.unreachable == "raise":
+            if self.unreachable == "raise" or self.store.settles(request.consumer, request.key):
                 raise
             return self._unprotected(request)
         if answer.verdict is Verdict.NEW:
@@ -220,10 +220,16 @@ class StatusConsumer:
         made = options.aware("message_time", message_time)
         with OWN:
             kept = self.retention if self._policy is None else self.store.retention(self._policy)
-            if kept.surely_covers(made) or made >= self.store.now() - kept.duration:
+            if not self._is_older(made, kept):
+                return False
+            # By a policy that was not looked at for long, nothing is too old.
+            if self._policy is not None and not self._is_older(made, self.store.agreed(self._policy)):
                 return False
             # A key that is still stored keeps its verdict, however old the message is.
             return self.store.find(self.consumer, key) is None
+
+    def _is_older(self, made: datetime, kept: Retention) -> bool:
+        return not kept.surely_covers(made) and made < self.store.now() - kept.duration
 
 
 def _as_bytes(payload: Any) -> bytes | None:

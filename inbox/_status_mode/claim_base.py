@@ -175,7 +175,7 @@ class ClaimBase:
     def _give_up_or_fail(self, error: BaseException) -> None:
         hold, to_undo = self._held, self._to_undo(error)
         if to_undo:
-            hold.renew()  # raises if the message was lost: then nothing is undone
+            hold.undoing(to_undo[0][0])  # raises if the message was lost: then nothing is undone
         for name, undo in to_undo:
             try:
                 done("undo", undo(hold.steps.result(name)))
@@ -196,8 +196,9 @@ class ClaimBase:
         if find(error, LeaseLost) is not None and hold.lost:
             hold.lose()
             return True
-        # The store or the database failed, not the handler, so the attempt does not count.
-        if is_own(error):
+        # The store or the database failed, not the handler, so the attempt does not count. Only the next one
+        # will know all steps.
+        if is_own(error) or hold.is_doubted:
             hold.release(error)
             return True
         interruption = without(error, GivingUp)
@@ -218,6 +219,7 @@ class ClaimBase:
     def _undo_failed(self, name: str, failure: Exception) -> None:
         """A later delivery retries the undo, a few times."""
         hold = self._held
+        hold.not_undone(name)
         error = RuntimeError(f"undo of step {name!r} failed: {describe(failure)}")
         hold.fail(error, for_good=not hold.may_retry_undo())
 

@@ -60,6 +60,8 @@ class Hold(MessageLease):
         self._memory = memory
         self._is_unsure = False
         """Whether the last write about steps got no answer, so that the record may not have it."""
+        self.is_doubted = False
+        """Whether a transaction may have recorded a step that this attempt does not know."""
         self._running: str | None = None
         self._used: set[str] = set()
         self.steps = Steps(None if answer.is_first else answer.record.steps)
@@ -91,7 +93,7 @@ class Hold(MessageLease):
         self._used.add(name)
         self.check()
         state = self.steps.state(name)
-        if state in ("done", "undone"):
+        if state in ("done", "undoing", "undone"):
             return False
         if self.giving_up:
             raise GivingUp
@@ -127,8 +129,9 @@ class Hold(MessageLease):
         self.emit(EventKind.STEP_UNKNOWN, step=name)
 
     def doubt_steps(self) -> None:
-        """Nobody knows whether a transaction has recorded a step: the end leaves the steps as they are."""
-        self._is_unsure = False
+        """Nobody knows whether a transaction has recorded a step: this attempt leaves the steps as they are,
+        and decides nothing for good."""
+        self._is_unsure, self.is_doubted = False, True
 
     def adopt(self, name: str, steps: Steps, *, sent: float, seconds: float) -> None:
         """A transaction has committed a step and renewed the lease; `sent` is when the renewal was sent."""
@@ -204,6 +207,22 @@ class Hold(MessageLease):
     def may_retry_undo(self) -> bool:
         """Whether another attempt can retry an undo that failed in this attempt."""
         return self.attempt < self._request.max_attempts + UNDO_ATTEMPTS
+
+    def undoing(self, name: str) -> None:
+        """Record that the first step is being undone: the message can no longer succeed. Renews the lease.
+
+        Raises:
+            LeaseLost: somebody else has the message; nothing may be undone.
+        """
+        if self.steps.is_undoing:
+            self.renew()
+        else:
+            self._save(self.steps.undoing(name), f"the undoing of step {name!r}")
+
+    def not_undone(self, name: str) -> None:
+        """The undo has raised: the step counts as finished again. The message's end records it."""
+        if self.steps.state(name) == "undoing":
+            self.steps, self._is_unsure = self.steps.not_undone(name), True
 
     def undone(self, name: str) -> None:
         """Record that a step was undone."""

@@ -4,6 +4,7 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from threading import Lock
 from typing import Any, NoReturn
 
 from inbox_outbox_base.calls import clock
@@ -40,6 +41,7 @@ class MessageLease:
         self.call = call
         self._process = os.getpid()
         self._ended = self._lost = False
+        self._untold = Lock()  # taken by the one who tells monitoring that the claim is lost
         self._overdue_at = math.inf if max_runtime is None else sent + max_runtime
         self.is_locked = False
         """Whether a transaction of this claim locks the record against everybody else."""
@@ -122,9 +124,10 @@ class MessageLease:
 
     def lose(self) -> None:
         """The claim is lost."""
-        if not self._lost:
-            self._lost = True
+        if self._untold.acquire(blocking=False):
+            # First, because the handler may end as soon as it knows.
             self.emit(EventKind.LOST, error=self.loss)
+        self._lost = True
 
     def check(self) -> None:
         """Raise unless this process certainly has the claim.

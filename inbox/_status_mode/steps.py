@@ -8,7 +8,8 @@ from inbox_outbox_base.checks.options import shown, utf8
 from inbox_outbox_base.checks.results import LARGEST_RESULT, compact_json, encode_result
 from inbox_outbox_base.errors.inbox import InvalidOption, InvalidResult
 
-State = Literal["begun", "done", "undone", "anew"]
+State = Literal["begun", "done", "undoing", "undone", "anew"]
+_UNDONE = ("undoing", "undone")
 LONGEST_NAME = 255
 """The most characters in a step's name."""
 
@@ -40,13 +41,13 @@ class Steps:
 
     @property
     def is_undoing(self) -> bool:
-        """Whether a step has been undone, so that the message can no longer succeed."""
-        return bool(self._steps) and any(step["state"] == "undone" for step in self._steps.values())
+        """Whether a step has been undone, or may have been: the message can no longer succeed."""
+        return bool(self._steps) and any(step["state"] in _UNDONE for step in self._steps.values())
 
     def to_undo(self) -> Iterator[str]:
         """Finished steps that have something to undo, the last step first."""
         for name, step in reversed(self._steps.items()):
-            if step["state"] == "done" and step.get("undo"):
+            if step["state"] in ("done", "undoing") and step.get("undo"):
                 yield name
 
     def has_undo(self, name: str) -> bool:
@@ -75,6 +76,14 @@ class Steps:
             raise InvalidResult(f"step={name!r}: {error}") from None
         return self._with(name, step | ({"undo": True} if has_undo else {}))
 
+    def undoing(self, name: str) -> "Steps":
+        """A copy that records that a step is being undone."""
+        return self._with(name, self._steps[name] | {"state": "undoing"})
+
+    def not_undone(self, name: str) -> "Steps":
+        """A copy in which the undo of a step did not happen."""
+        return self._with(name, self._steps[name] | {"state": "done"})
+
     def undone(self, name: str) -> "Steps":
         """A copy that records that a step was undone."""
         return self._with(name, self._steps[name] | {"state": "undone"})
@@ -86,10 +95,10 @@ class Steps:
         return self._of(others | {name: _anew(run)} if run > 1 else others)
 
     def anew(self) -> "Steps":
-        """A copy in which the steps that were undone run once more."""
+        """A copy in which the steps that were undone, or may have been, run once more."""
         return self._of(
             {
-                name: _anew(self.run(name) + 1) if step["state"] == "undone" else step
+                name: _anew(self.run(name) + 1) if step["state"] in _UNDONE else step
                 for name, step in self._steps.items()
             }
         )

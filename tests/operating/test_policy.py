@@ -255,6 +255,36 @@ def test_without_a_retention_the_stored_one_counts(postgres: Database) -> None:
                 assert given.verdict is expected
 
 
+def test_a_policy_that_was_not_looked_at_for_long(postgres: Database) -> None:
+    """By such a policy nothing is too old: an operator may have lengthened the time, and who asks for a
+    shorter one must not decide. It is looked at first, also if all messages are old."""
+    engine, old = postgres.engine(), datetime.now(UTC) - 5 * DAY
+    billing = Inbox("billing")
+    orders = StatusInbox("orders", store=SqlStore(engine), on_refusal="return")
+
+    def verdicts(key: str) -> set[Verdict]:
+        with engine.begin() as connection:
+            found = billing.accept_many(connection, [f"{key}2"], message_times=[old])
+            found.append(billing.accept(connection, key, message_time=old))
+        with orders.claim(key, message_time=old) as given:
+            return {*found, given.verdict}
+
+    for days, expected in ((3 * DAY, Verdict.TOO_OLD), (MONTH, Verdict.NEW)):
+        set_policy(engine, "billing", mode="exactly-once", retention=days)
+        set_policy(engine, "orders", mode="status", retention=days)
+        let_a_minute_pass(engine)
+        assert verdicts(str(days)) == {expected}
+
+    with postgres.engine().begin() as connection, pytest.raises(PolicyConflict):
+        Inbox("billing", retention=3 * DAY).accept(connection, "c", message_time=old)
+    store = SqlStore(postgres.engine())
+    with (
+        pytest.raises(PolicyConflict),
+        StatusInbox("orders", store=store, retention=DAY).claim("c", message_time=old),
+    ):
+        pass
+
+
 @on("sqlite")
 def test_one_mode_for_each_consumer(migrated: Database) -> None:
     """A consumer's mode is fixed by its first message, and the other mode is rejected; `set_policy` can

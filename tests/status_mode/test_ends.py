@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from inbox import Action, Claim, EventKind, SqlStore, Status, Verdict, release
-from inbox._status_mode.stores import Store
+from inbox._status_mode.stores import Change, HeldRecord, Store
 from inbox.errors import GiveUp, InvalidOption, LeaseLost, StoreUnreachable
 from tests.status_mode.test_steps import Calls, called, undoing
 from tests.support.database import Database
@@ -139,6 +139,88 @@ def test_a_message_that_is_half_undone_cannot_be_completed(store: Store) -> None
     assert stored(store).status is Status.DEAD
 
 
+@both_stores
+@pytest.mark.parametrize("raises", [False, True])
+def test_an_undo_of_which_the_record_is_lost(
+    store: Store, monkeypatch: pytest.MonkeyPatch, raises: bool
+) -> None:
+    """The undo may have happened, so the message cannot complete: the next delivery undoes the step again.
+    If the undo has raised, the step counts as finished, and the message can."""
+    inbox, calls = status_inbox(store), Calls()
+
+    def unreachable(*_: object) -> bool:
+        raise StoreUnreachable("it does not answer")
+
+    def undo(_: Any) -> None:
+        calls.append("undo")
+        if raises:
+            raise ZeroDivisionError
+        if len(calls) == 2:
+            monkeypatch.setattr(store, "write", unreachable)
+
+    def body(claim: Claim) -> Any:
+        claim.step("lock", called(calls, "lock"), undo=undo)
+        if len(calls) == 1:
+            raise GiveUp
+        return "done"
+
+    with pytest.raises((GiveUp, StoreUnreachable)):
+        deliver(inbox, body)
+    monkeypatch.undo()
+    if stored(store).status is Status.CONSUMING:  # nobody has it any more
+        release(store, CONSUMER, "a")
+    claim = deliver(inbox, body)
+    assert (claim.verdict, claim.result) == ((Verdict.NEW, "done") if raises else (Verdict.DEAD, None))
+    assert calls == (["lock", "undo"] if raises else ["lock", "undo", "undo"])
+
+
+@both_stores
+def test_an_end_that_the_store_refuses(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is kept, and the message is not taken over meanwhile."""
+
+    def refuse(*_: object) -> bool:
+        raise PermissionError
+
+    inbox = status_inbox(store, lease=0.2, heartbeat=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(store._late, "_write", refuse)
+        patch.setattr(store, "write", refuse)
+        with suppress(PermissionError), inbox.claim("a"):
+            pass
+        time.sleep(0.3)
+        with pytest.raises(PermissionError), inbox.claim("a"):
+            pytest.fail("it runs again")
+    with inbox.claim("b"):
+        pass
+    with inbox.claim("a") as claim:
+        assert claim.verdict is Verdict.DUPLICATE
+
+
+@on("sqlite", fixture="place")
+def test_other_ends_do_not_delay_a_handler(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are written when a handler is over, or its message is refused: a lease has not begun then."""
+    inbox, written = status_inbox(store), list[str]()
+
+    def unreachable(*_: object) -> bool:
+        raise StoreUnreachable("it does not answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store._late, "_write", unreachable)
+        patch.setattr(store, "write", unreachable)
+        with suppress(StoreUnreachable), inbox.claim("a"):
+            pass
+    write = store._late._write
+
+    def note(held: HeldRecord, change: Change) -> bool:
+        written.append(held.key)
+        return write(held, change)
+
+    monkeypatch.setattr(store._late, "_write", note)
+    with inbox.claim("b"):
+        assert written == []
+    assert written == ["a"]
+
+
 @on("sqlite", fixture="place")
 def test_a_message_with_something_left_to_undo_is_not_acknowledged(store: Store) -> None:
     """A delivery that only undoes, and whose undo fails, is retried and not acknowledged."""
@@ -197,14 +279,21 @@ def test_an_end_that_cannot_be_written_yet(store: Store, monkeypatch: pytest.Mon
         raise StoreUnreachable("it does not answer")
 
     inbox = status_inbox(store, lease=0.2, heartbeat=False)
+    careless, verdicts = status_inbox(store, lease=0.2, heartbeat=False, unreachable="run"), list[Verdict]()
     with monkeypatch.context() as patch:
-        with suppress(StoreUnreachable), inbox.claim("a"):
-            patch.setattr(store._late, "_write", unreachable)
-            patch.setattr(store, "write", unreachable)
+        patch.setattr(store._late, "_write", unreachable)
+        patch.setattr(store, "write", unreachable)
+        for key, error in ("a", None), ("b", ZeroDivisionError()):
+            with suppress(StoreUnreachable, ZeroDivisionError), inbox.claim(key):
+                if error is not None:
+                    raise error
         time.sleep(0.3)
-        for _ in range(2):  # the store answers a claim, but not this
-            with pytest.raises(StoreUnreachable), inbox.claim("a"):
+        for each in (inbox, careless):  # the store answers a claim, but not this
+            with pytest.raises(StoreUnreachable), each.claim("a"):
                 pytest.fail("it runs again")
+        with suppress(StoreUnreachable), inbox.claim("b") as claim:  # it has failed, so it may
+            verdicts.append(claim.verdict)
+    assert verdicts == [Verdict.NEW]
     with inbox.claim("a") as claim:
         assert claim.verdict is Verdict.DUPLICATE
 

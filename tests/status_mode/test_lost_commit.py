@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 from sqlalchemy import Engine, create_engine
 
 from inbox import Claim, SqlStore, Status, StatusInbox, Verdict
-from inbox.errors import CommitLost, StoreUnreachable
+from inbox.errors import CommitLost, GiveUp, StoreUnreachable
 from tests.exactly_once.test_lost_commit import is_commit
 from tests.support import accounts
 from tests.support.database import Database
@@ -65,13 +65,14 @@ def test_a_commit_of_which_nobody_knows(
     direct: Engine, way: tuple[TcpProxy, StatusInbox], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The message's end does not overwrite the step that may be recorded, even if an earlier step is to be
-    recorded with it."""
+    recorded with it. Nothing is decided for good, even if the handler gives up."""
     proxy, inbox = way
 
     def unreachable(*_: object) -> NoReturn:
         raise StoreUnreachable("it does not answer")
 
     def body(claim: Claim) -> None:
+        claim.step("first", lambda: None, undo=undone.append)
         if proxy.was_cut.is_set():
             claim.step("earlier", lambda: None)
         else:
@@ -80,11 +81,16 @@ def test_a_commit_of_which_nobody_knows(
                 claim.step("earlier", lambda: None)
             proxy.cut_on(is_commit, forward=True)
             monkeypatch.setattr(inbox.store, "find", unreachable)
-        claim.transact("book", accounts.add)
+        try:
+            claim.transact("book", accounts.add)
+        except StoreUnreachable as error:
+            raise GiveUp from error
 
-    with pytest.raises(StoreUnreachable):
+    undone: list[Any] = []
+    with pytest.raises(GiveUp):
         deliver(inbox, body)
     monkeypatch.undo()
     assert proxy.was_cut.is_set()
+    assert undone == []
     assert deliver(inbox, body).verdict is Verdict.NEW
     assert accounts.total(direct) == 1

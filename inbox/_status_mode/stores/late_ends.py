@@ -5,13 +5,18 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from inbox_outbox_base.calls import clock
 from inbox_outbox_base.errors.inbox import StoreUnreachable
+from inbox_outbox_base.words.incoming import Status
 
 if TYPE_CHECKING:
     from .records import Change, HeldRecord
 
 _MOST = 10_000
 """The most ends to keep; attempts with further ends count as never ended."""
+
+_LONGEST = 1.0
+"""Seconds for the ends of other messages."""
 
 _log = logging.getLogger("inbox.claims")
 
@@ -23,7 +28,8 @@ class LateEnds:
     def __init__(self, write: "Callable[[HeldRecord, Change], bool]") -> None:
         self._write = write
         self._ends: dict[tuple[str, str], tuple[HeldRecord, Change]] = {}
-        self._lock = threading.Lock()
+        self._refused: set[tuple[str, str]] = set()
+        self._lock, self._writing = threading.Lock(), threading.Lock()
 
     def __bool__(self) -> bool:
         return bool(self._ends)
@@ -35,18 +41,33 @@ class LateEnds:
                 self._ends[held.consumer, held.key] = (held, change)
 
     def write_all(self) -> None:
-        """Write all ends, now that the store answers, until it stops."""
+        """Write the ends, now that the store answers: one thread at a time, for a second at most."""
+        if not self._writing.acquire(blocking=False):
+            return
+        until = clock.now() + _LONGEST
         try:
             for message in list(self._ends):
-                self.write(message)
+                # What was refused once is tried again with a claim of that message only.
+                if message not in self._refused and clock.now() < until:
+                    self.write(message)
         except StoreUnreachable:
             return
+        except Exception:  # noqa: BLE001 - it is logged, and the others go on with the next call
+            return
+        finally:
+            self._writing.release()
+
+    def settles(self, message: tuple[str, str]) -> bool:
+        """Whether an end of this message is kept after which it must not run again."""
+        end = self._ends.get(message)
+        return end is not None and end[1].status is not Status.FAILED
 
     def write(self, message: tuple[str, str]) -> None:
         """Write the end of this message (consumer and key), if one is kept.
 
         Raises:
             StoreUnreachable: the store still does not answer.
+            Exception: the store refuses it, as for a missing right.
         """
         # It is kept until it is written: no other thread may think meanwhile that there is none.
         if (end := self._ends.get(message)) is None:
@@ -55,10 +76,12 @@ class LateEnds:
             self._write(*end)
         except StoreUnreachable:
             raise
-        except Exception:  # noqa: BLE001 - the claim of another message must go on
+        except Exception:
             _log.exception("key %r: cannot record how its handler ended", message[1])
-        else:
-            _log.info("key %r: recorded late how its handler ended", message[1])
+            self._refused.add(message)
+            raise
+        _log.info("key %r: recorded late how its handler ended", message[1])
+        self._refused.discard(message)
         with self._lock:
             if self._ends.get(message) is end:  # else another thread has kept a later one
                 del self._ends[message]

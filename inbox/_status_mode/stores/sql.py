@@ -221,6 +221,14 @@ class SqlStore(Store):
     def retention(self, policy: Declaration) -> Retention:
         return policy.asked or self._run(policy.retention)
 
+    def agreed(self, policy: Declaration) -> Retention:
+        def look(connection: Connection) -> Retention:
+            if policy.is_seen(connection):
+                return policy.retention(connection)
+            return policy.agree(connection, is_new=False)
+
+        return self._run(look)
+
     def claim_on(self, connection: Connection, request: Request) -> ClaimAnswer | None:
         """Claim on a connection where each statement commits; None: try again."""
         # First, because each statement commits: nothing may be claimed in a table that cannot keep a promise,

@@ -12,7 +12,7 @@ from inbox_outbox_base.calls.retry import MayRetry, retry
 from inbox_outbox_base.checks.retention import Retention
 from inbox_outbox_base.errors.inbox import StoreUnreachable
 from inbox_outbox_base.transactions.policy import Declaration
-from inbox_outbox_base.words.incoming import Status
+from inbox_outbox_base.words.incoming import Status, Verdict
 
 from .late_ends import LateEnds
 from .records import Change, ClaimAnswer, HeldRecord, Record, Request
@@ -39,30 +39,45 @@ class Store(ABC):
         """Take the message, or answer why not; one atomic decision.
 
         Raises:
-            StoreUnreachable: the store did not answer, after some retries, or could not record how the last
-                attempt of this process ended.
+            StoreUnreachable: the store did not answer, after some retries, or could not record that the
+                message is settled.
         """
         # Before the claim, which must find the end of this process's last attempt at the message. Without it,
         # the claim could take the message over although its handler has succeeded.
         if self._late:
-            self._late.write((request.consumer, request.key))
+            message = (request.consumer, request.key)
+            try:
+                self._late.write(message)
+            except Exception:
+                if self._late.settles(message):
+                    raise
         for _ in range(_ROUNDS):
             answer = self._claim(request)
             if answer is not None:
-                # The store answers again, so the ends of other messages may get through, too.
-                if self._late:
-                    self._late.write_all()
+                if answer.verdict is not Verdict.NEW:  # else the lease has begun
+                    self._write_late()
                 return answer
         raise StoreUnreachable(f"key={request.key!r}: others changed its record {_ROUNDS} times in a row")
 
     def end(self, held: HeldRecord, change: Change) -> bool:
         """Write how a handler ended; return False if it no longer has the message. A failed write is retried
-        when this process claims the message again, or gets an answer to another claim."""
+        when this process claims the message again, or gets an answer about another message."""
         try:
-            return self.write(held, change)
+            is_written = self.write(held, change)
         except Exception:
             self._late.keep(held, change)
             raise
+        self._write_late()
+        return is_written
+
+    def _write_late(self) -> None:
+        """The store answers, so the ends of other messages may get through, too."""
+        if self._late:
+            self._late.write_all()
+
+    def settles(self, consumer: str, key: str) -> bool:
+        """Whether this process knows, although the store does not yet, that the message is settled."""
+        return self._late.settles((consumer, key))
 
     @cached_property
     def _late(self) -> LateEnds:
@@ -91,6 +106,14 @@ class Store(ABC):
     def retention(self, policy: Declaration) -> Retention:
         """How long the records of an inbox with this policy are kept."""
         return policy.asked or Retention()
+
+    def agreed(self, policy: Declaration) -> Retention:
+        """The same, compared with the stored policy unless this process has just done so.
+
+        Raises:
+            PolicyConflict: the stored policy differs.
+        """
+        return self.retention(policy)
 
     @abstractmethod
     def _claim(self, request: Request) -> ClaimAnswer | None:

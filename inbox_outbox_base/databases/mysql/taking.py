@@ -8,7 +8,7 @@ is changed for a moment. Both count in whole seconds, and only MariaDB accepts 0
 
 import math
 import os
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from datetime import datetime
@@ -31,8 +31,6 @@ from inbox_outbox_base.databases.taking import (
     State,
     Stored,
     Taking,
-    driver_of,
-    pooled,
     schema_of,
 )
 from inbox_outbox_base.databases.taking_statements import Aging
@@ -40,26 +38,22 @@ from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import (
     TransientError,
     UnsafeDatabase,
-    UnsupportedDatabase,
     UnusableConnection,
 )
 from inbox_outbox_base.tables.inbox import Tables
 
-from . import settings
-from .dialect import MySQLCodes
+from . import settings, status
+from .status import AskedState, driver
 
 T = TypeVar("T")
 
 _LOOKED_FOR = 1_000
 """The most keys in a SELECT: it is shorter than any usual `max_allowed_packet`."""
 _PLACE = ("host", "port", "db")
-_IN_TRANSACTION = 1
-"""The protocol's flag SERVER_STATUS_IN_TRANS."""
 
 _FLUSHES = text("SELECT @@global.innodb_flush_log_at_trx_commit, @@global.sync_binlog, @@global.log_bin")
 _FLUSHED = (1, 3)
 """The values that flush with each COMMIT; 3 is MariaDB's, and flushes more often."""
-_IS_READ_ONLY = text("SELECT @@global.read_only")
 # Unique names, because other settings may be saved inside.
 _BEGIN_BRIEFLY = text(
     "SET @inbox_own_autocommit = @@autocommit, @inbox_own_lock_wait = @@innodb_lock_wait_timeout, "
@@ -256,12 +250,12 @@ class MySQLTaking(Taking):
         return settings.unusable(driver)
 
     def is_autocommit(self, connection: Connection) -> bool:
-        return bool(_driver(connection).get_autocommit())
+        return bool(driver(connection).get_autocommit())
 
     def place(self, connection: Connection) -> Hashable:
-        driver = _driver(connection)
+        own = driver(connection)
         # PyMySQL's names, and asyncmy's. A pool may lead to several servers.
-        return tuple(getattr(driver, each, None) or getattr(driver, f"_{each}", None) for each in _PLACE)
+        return tuple(getattr(own, each, None) or getattr(own, f"_{each}", None) for each in _PLACE)
 
     def committing_each(self, engine: Engine) -> Engine:
         # `briefly` switches AUTOCOMMIT on and off, in statements that it sends anyway.
@@ -287,96 +281,13 @@ class MySQLTaking(Taking):
         return [*found, f"sync_binlog={binlog}"] if has_binlog and binlog != 1 else found
 
     def state(self, connection: Connection) -> State:
-        return _AskedState(self, connection)
+        return AskedState(self, connection)
 
     def is_ended(self, connection: Connection) -> bool:
-        driver = _driver(connection)
-        if connection.dialect.is_async:
-            # asyncmy's connection keeps the last non-zero status, and after COMMIT the status is zero.
-            # A result that is still being read has no status yet.
-            result = driver._result  # noqa: SLF001
-            driver = driver if result is None or result.unbuffered_active else result
-        elif not driver.server_status & _IN_TRANSACTION and _hides_status(driver._result):  # noqa: SLF001
-            _ask(connection, connection.dialect.do_ping)  # its answer has the status
-        return not driver.server_status & _IN_TRANSACTION
+        return status.is_ended(connection)
 
     def may_have_written(self, connection: Connection) -> bool:
-        in_transaction = _driver(connection).server_status & _IN_TRANSACTION  # begun as text
-        if self.is_autocommit(connection) and not in_transaction:
-            return False
-        if self.state(connection).is_reading():
-            return True  # nobody can be asked
-        # PyMySQL's status may be older than an answer with rows, and an error after that hides it.
-        has_not_begun = self.is_ended(connection) and _ask(connection, connection.dialect.do_ping)
-        if has_not_begun and self.is_ended(connection):
-            return False
-        # The status does not say whether a transaction wrote, but a replica is read-only.
-        return not connection.execute(_IS_READ_ONLY).scalar_one()
-
-
-class _AskedState(State):
-    """An error of the server comes without a status. DDL commits before it can fail, and a procedure may
-    commit and then fail."""
-
-    def is_reading(self) -> bool:
-        return _is_unread(_driver(self._connection)._result)  # noqa: SLF001 - nothing public says
-
-    def ask_after_error(self) -> None:
-        if self._is_lost():
-            return
-        # Both drivers forget the last result before they read the next one, which an error is not.
-        result = _driver(self._connection)._result  # noqa: SLF001 - nothing public says
-        if (result is not None and not self._is_broken_off(result)) or self.is_ended():
-            return
-        _ask(self._connection, self._connection.dialect.do_ping)
-
-    def was_undone(self) -> bool:
-        if self._is_lost() or self.is_reading():
-            return False
-        # The server keeps the errors of a statement until the next one that uses a table.
-        errors = _ask(self._connection, _errors) or ()
-        return any(number in MySQLCodes.undoing for _, number, _ in errors)
-
-    def _is_broken_off(self, result: Any) -> bool:
-        """Whether PyMySQL met an error, as of a deadlock, while it read the rows of a stream."""
-        if self._connection.dialect.is_async:
-            return False
-        return result.connection is not None and not result.unbuffered_active
-
-    def _is_lost(self) -> bool:
-        return self._connection.closed or self._connection.invalidated
-
-
-def _is_unread(result: Any) -> bool:
-    """Whether rows of an answer are still to be read, or further answers, as of a procedure."""
-    return result is not None and bool(result.unbuffered_active or result.has_next)
-
-
-def _hides_status(result: Any) -> bool:
-    """Whether PyMySQL has dropped the status in a statement's answer, as it does if that has rows. Not while
-    they are read: nothing else can be sent then."""
-    return result is not None and result.server_status is None and not _is_unread(result)
-
-
-def _ask(connection: Connection, ask: Callable[[Any], T]) -> T | None:
-    """What the server answers; None if it does not. No event of SQLAlchemy's hears of it."""
-    try:
-        return ask(pooled(connection).dbapi_connection)
-    except connection.dialect.loaded_dbapi.Error:
-        return None
-    except BaseException as error:
-        connection.invalidate(error)  # interrupted: the answer is still to come
-        raise
-
-
-def _errors(driver: Any) -> Iterable[tuple[str, int, str]]:
-    cursor = driver.cursor()
-    try:
-        cursor.execute("SHOW ERRORS")
-        errors: Iterable[tuple[str, int, str]] = cursor.fetchall()
-        return errors
-    finally:
-        cursor.close()
+        return status.may_have_written(connection)
 
 
 def random_token() -> int:
@@ -416,11 +327,3 @@ def _put_back(name: str) -> TextClause:
 
 def _is_mariadb(connection: Connection) -> bool:
     return bool(getattr(connection.dialect, "is_mariadb", False))
-
-
-def _driver(connection: Connection) -> Any:
-    if connection.dialect.driver not in ("pymysql", "asyncmy"):
-        raise UnsupportedDatabase(
-            f"driver={connection.dialect.driver!r}: on MySQL and MariaDB expected pymysql or asyncmy"
-        )
-    return driver_of(connection)
