@@ -26,6 +26,10 @@ from inbox_outbox_base.words.incoming import Verdict
 _LARGEST_STATEMENT = 5_000
 """The most keys in one statement: databases limit a statement's parameters."""
 
+_YOUNG = 30.0
+"""Seconds after which it is judged again whether messages are too old: a row outlives its retention by a
+minute only, and another delivery's row may have been purged while a batch waited."""
+
 _HALVING = 5.0
 """Seconds, after the wait, to find out which keys of a batch are in flight. Then all keys that are left count
 as in flight, which is always safe. (MySQL waits a whole second for each key.)"""
@@ -128,6 +132,13 @@ def _judge(attempt: Attempt, stored: Stored) -> tuple[Verdict, Stored | None]:
     return Verdict.DUPLICATE, stored
 
 
+def _give_back(connection: Connection, attempt: Attempt | KeyBatch, keys: Collection[str]) -> None:
+    """Keys that this attempt has taken do not count as taken."""
+    given_back = {"consumer_": attempt.consumer, "claim_": attempt.claim, "keys": list(keys)}
+    if keys:
+        connection.execute(taking_statements.give_back(attempt.tables), given_back)
+
+
 def _agree(
     connection: Connection, policy: Declaration, attempt: Attempt | KeyBatch, taken: Collection[str]
 ) -> None:
@@ -138,10 +149,8 @@ def _agree(
             check(connection, [attempt.tables.message])
         policy.agree(connection, is_new=bool(taken))
     except (PolicyConflict, TablesMissing, UnsafeDatabase):
-        # The caller may catch this error and commit: then these keys must not count as taken.
-        given_back = {"consumer_": attempt.consumer, "claim_": attempt.claim, "keys": list(taken)}
-        if taken:
-            connection.execute(taking_statements.give_back(attempt.tables), given_back)
+        # The caller may catch this error and commit.
+        _give_back(connection, attempt, taken)
         raise
 
 
@@ -162,6 +171,7 @@ def accept_many(
     if not messages.keys:
         return []
     policy = terms.policy
+    began = time.monotonic()
     with OWN:
         database = database_to_join(connection)
         try:
@@ -173,6 +183,11 @@ def accept_many(
             # As in `accept`: a key that is stored keeps its verdict, however old the message is.
             if others := sorted({messages.keys[index] for index in old} - fresh):
                 known |= database.find_many(connection, replace(batch, keys=others))
+            if time.monotonic() - began > _YOUNG:
+                late = _too_old(database, connection, policy, messages.times) - old
+                fresh, _ = messages.to_take(old | late)
+                _give_back(connection, batch, taken - fresh)
+                old, taken = old | late, taken & fresh
         except DBAPIError as error:
             raise_clearer(connection, tables.message, error)
         if not policy.is_seen(connection):

@@ -19,7 +19,7 @@ from inbox_outbox_base.calls.retry import retry
 from inbox_outbox_base.checks.results import encode_result
 from inbox_outbox_base.databases import taking_statements
 from inbox_outbox_base.databases.registry import database_of
-from inbox_outbox_base.databases.taking import Attempt, Stored
+from inbox_outbox_base.databases.taking import Attempt, Stored, pooled
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.blame import COMMIT, OWN
 from inbox_outbox_base.errors.groups import find
@@ -319,11 +319,17 @@ class Transaction:
             raise CommitLost("a connection broke during COMMIT") from error
         # If a listener's connection broke, this one still locks the row. (What is prepared would stay.)
         if not (self.connection.closed or getattr(self._handle, "twophase", False)):
-            self.connection.invalidate(error)
+            self._give_up(error)
         if not self._is_committed(
             lambda connection: self._database.settled(connection, self._attempt, self._terms.wait)
         ):
             raise CommitLost("a connection broke during COMMIT, and nothing was written") from error
+
+    def _give_up(self, error: DBAPIError) -> None:
+        try:
+            self.connection.dialect.do_rollback(pooled(self.connection))
+        except (self.connection.dialect.loaded_dbapi.Error, SQLAlchemyError):
+            self.connection.invalidate(error)
 
     def _is_committed(
         self, find_row: Callable[[Connection], Stored | None], tries: int = _RECONNECTS

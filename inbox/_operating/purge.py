@@ -109,7 +109,7 @@ def purge(
             rows whose load it would forget. Nothing was deleted.
         TablesMissing: the tables do not exist. Those of features that were never made may be missing.
     """
-    options.count("batch", batch)
+    options.count("batch", batch, largest=options.MOST_ROWS)
     options.flag("override", override)
     limit = None if budget is None else options.seconds("budget", budget)
     if consumer is not None:

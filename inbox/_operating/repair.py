@@ -46,7 +46,7 @@ def list_messages(
         options.consumer(consumer)
     if status is not None:
         status = Status(options.one_of("status", status, [*Status]))
-    return _usable(store).list(consumer, status, options.count("limit", limit))
+    return _usable(store).list(consumer, status, options.count("limit", limit, largest=options.MOST_ROWS))
 
 
 def show_message(store: Store, consumer: str, key: Key) -> Record | None:

@@ -3,6 +3,7 @@
 Handlers use it through `Claim` or `AsyncClaim`.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,6 +26,9 @@ OnUnknown = Literal["retry", "halt"]
 
 INTERRUPTIONS = 16
 """How often an interrupted message is given back without counting the attempt."""
+
+_MOST_VERSIONS = 10
+"""How many writes without an answer are remembered."""
 
 _FAILURE_EVENTS = {
     Status.FAILED: EventKind.FAILED,
@@ -64,6 +68,10 @@ class Hold(MessageLease):
         """Whether a transaction may have recorded a step that this attempt does not know."""
         self._running: str | None = None
         self._used: set[str] = set()
+        self._versions: tuple[bytes, ...] = (request.claim,)
+        """The record's claim, as this attempt knows it: each write about steps changes it. Several if answers
+        are missing. If it is none of these, a transaction has committed that seemed lost, or a write has
+        arrived late."""
         self.steps = Steps(None if answer.is_first else answer.record.steps)
         self.status = Status.CONSUMING
         # Attempts beyond `max_attempts` and attempts after an undo can only undo: they begin no new step.
@@ -122,9 +130,11 @@ class Hold(MessageLease):
         else:
             self.emit(EventKind.STEP_UNKNOWN, step=name, error=describe(error))
 
-    def halt_at(self, name: str, *, has_undo: bool) -> None:
-        """Part of the step may be committed, so it must not be repeated: the message halts when it fails."""
+    def halt_at(self, name: str, witness: bytes, *, has_undo: bool) -> None:
+        """Part of the step may be committed, and the transaction's claim with it, so it must not be repeated:
+        the message halts when it fails."""
         self.steps = self.steps.begun(name, has_undo=has_undo)
+        self._versions = (*self._versions, witness)
         self._is_unsure = True  # the message's end records the step
         self.emit(EventKind.STEP_UNKNOWN, step=name)
 
@@ -133,9 +143,9 @@ class Hold(MessageLease):
         and decides nothing for good."""
         self._is_unsure, self.is_doubted = False, True
 
-    def adopt(self, name: str, steps: Steps, *, sent: float, seconds: float) -> None:
+    def adopt(self, name: str, steps: Steps, witness: bytes, *, sent: float, seconds: float) -> None:
         """A transaction has committed a step and renewed the lease; `sent` is when the renewal was sent."""
-        self.steps = steps
+        self.steps, self._versions = steps, (witness,)
         self._until = sent + self.lease
         self.emit(EventKind.STEP_DONE, step=name, seconds=seconds)
 
@@ -220,7 +230,8 @@ class Hold(MessageLease):
             self._save(self.steps.undoing(name), f"the undoing of step {name!r}")
 
     def not_undone(self, name: str) -> None:
-        """The undo has raised: the step counts as finished again. The message's end records it."""
+        """The undo has raised for the last time: the step counts as finished, for an operator to decide. The
+        message's end records it."""
         if self.steps.state(name) == "undoing":
             self.steps, self._is_unsure = self.steps.not_undone(name), True
 
@@ -246,8 +257,11 @@ class Hold(MessageLease):
     def _save(self, steps: Steps, what: str, *, begins: bool = False) -> None:
         """Write the progress of the steps. If no answer comes, a step about to begin counts as not begun, and
         any other change counts as made; the claim's end writes the steps again."""
-        was_pending = self.steps.pending is not None or self._is_unsure
+        was_pending, version = self.steps.pending is not None or self._is_unsure, os.urandom(16)
+        self._versions = (*self._versions[-_MOST_VERSIONS:], version)  # also if only the answer is lost
         change = Change(
+            claim=version,
+            expects=self._versions,
             steps=steps.text(),
             undos=steps.undos,
             # None if the stored value is surely right: most steps may be repeated, and are never pending.
@@ -259,7 +273,7 @@ class Hold(MessageLease):
             self.steps = steps
         self._is_unsure = True
         self._write(change, what)
-        self._is_unsure = False
+        self._is_unsure, self._versions = False, (version,)
         self.steps = steps
 
     def _end(self, change: Change, what: str) -> None:
@@ -269,6 +283,7 @@ class Hold(MessageLease):
         if self._is_unsure:
             steps = self.steps
             change = replace(change, steps=steps.text(), undos=steps.undos, pending_step=steps.pending or "")
+            change = replace(change, expects=self._versions)
         self._fenced(change, what)
         assert change.status is not None  # noqa: S101 - an end has one
         self.status = change.status

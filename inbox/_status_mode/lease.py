@@ -170,10 +170,15 @@ class MessageLease:
         with OWN:
             if store is None:
                 return
-            # An end can be written later; any other write needs its answer now.
-            write = store.write if change.status is None else store.end
-            if self.call(lambda: write(self.held, change)):
-                return
+            is_end = change.status is not None
+            write = store.end if is_end else store.write
+            try:
+                if self.call(lambda: write(self.held, change)):
+                    return
+            except BaseException:
+                if is_end:  # it can be written later; any other write needs its answer now
+                    store.keep_end(self.held, change)
+                raise
         self.emit(EventKind.FENCED_WRITE, error=what)
         self.lose()
         raise LeaseLost(f"key={self.held.key!r}: {what} was refused, because the claim is lost")

@@ -1,5 +1,6 @@
 """The steps of a message as one document, stored with its record. Pure."""
 
+import copy
 import json
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -26,8 +27,8 @@ class Steps:
         return None if step is None else step["state"]
 
     def result(self, name: str) -> Any:
-        """The result of a finished step."""
-        return self._steps[name].get("result")
+        """The result of a finished step: a copy, which the caller may change."""
+        return copy.deepcopy(self._steps[name].get("result"))
 
     @property
     def pending(self) -> str | None:
@@ -52,7 +53,7 @@ class Steps:
 
     def has_undo(self, name: str) -> bool:
         """Whether a recorded step has something to undo once it is done."""
-        return bool(self._steps[name].get("undo"))
+        return bool(self._steps.get(name, {}).get("undo"))
 
     def run(self, name: str) -> int:
         """The number of a step's current run, from 1. A new run begins when the message runs again after the

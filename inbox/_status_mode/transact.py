@@ -48,6 +48,7 @@ class StepTransaction:
         self._has_undo = has_undo
         self._witness = os.urandom(16)
         self._process = os.getpid()
+        self._began = clock.now()
         self._is_watched = False
         self._locked: object = None
         self._steps: Steps = hold.steps
@@ -111,18 +112,27 @@ class StepTransaction:
             with COMMIT:
                 # Even in a cancelled task the COMMIT finishes, so that its outcome is known.
                 self._hold.call(self._commit)
-        except StoreUnreachable as error:
+        except Exception as error:
             with OWN:
-                self._resolve(error)
-        except DBAPIError as error:
-            if not codes.breaks_connection(error):
-                raise
-            with OWN:
-                self._resolve(error)
+                has_committed = self._has_committed(error)
+            if has_committed:
+                self._adopt()
+            if not _is_lost(error):
+                raise  # of a hook of the application, perhaps, after the COMMIT
+            if not has_committed:
+                lost = "a connection broke during COMMIT, and nothing was written"
+                with OWN:
+                    raise CommitLost(lost) from error
+        except BaseException:  # interrupted: it does not wait until it is known whether it has committed
+            self._doubt()
+            raise
+        else:
+            self._adopt()
 
-    def adopt(self, seconds: float) -> None:
-        """Called after the commit."""
-        self._hold.adopt(self._name, self._steps, sent=self._sent, seconds=seconds)
+    def _adopt(self) -> None:
+        """The transaction has committed. Called before anything else can be interrupted."""
+        seconds = clock.now() - self._began
+        self._hold.adopt(self._name, self._steps, self._witness, sent=self._sent, seconds=seconds)
 
     def roll_back(self, error: BaseException) -> None:
         """Roll back after this error, but only in the process that began the transaction.
@@ -140,7 +150,7 @@ class StepTransaction:
         is_lost = not is_over and self._is_lost()
         if is_over and not isinstance(error, Exception):
             # Interrupted: it does not wait until it is known whether the body has committed or rolled back.
-            self._hold.halt_at(self._name, has_undo=self._has_undo)
+            self._hold.halt_at(self._name, self._witness, has_undo=self._has_undo)
         self.leave()
         if self._hold.is_locked:
             # If the ROLLBACK cannot be sent, the pool must not hand this transaction to its next user.
@@ -178,11 +188,11 @@ class StepTransaction:
         except StoreUnreachable:
             if is_lost:  # most likely the body did nothing about it
                 return
-            self._hold.halt_at(self._name, has_undo=self._has_undo)
+            self._hold.halt_at(self._name, self._witness, has_undo=self._has_undo)
             raise
         if not has_committed:
             return
-        self._hold.halt_at(self._name, has_undo=self._has_undo)
+        self._hold.halt_at(self._name, self._witness, has_undo=self._has_undo)
         if find(error, TransactionEnded) is None:
             raise TransactionEnded(
                 f"step={self._name!r}: the body ended the transaction and then raised an error: earlier "
@@ -233,20 +243,33 @@ class StepTransaction:
                 self._witness,
                 steps=steps,
                 undos=self._steps.undos,
+                pending_step=self._steps.pending,
                 lease=self._hold.lease,
             )
 
-    def _resolve(self, error: Exception) -> None:
-        """Finish normally if the COMMIT did happen: the witness in the record proves it."""
+    def _has_committed(self, error: Exception) -> bool:
+        """After this error at the COMMIT, whether it did happen: the witness in the record proves it. If it
+        is still under way, the record refuses what this attempt writes about steps later."""
         held = self._hold.held
         try:
             record = self._store.find(held.consumer, held.key) if self._store else None
         except StoreUnreachable:
-            self._hold.doubt_steps()
-            self._hold.lose()  # nobody knows what is recorded, so nothing may overwrite it
+            self._doubt()
+            if not _is_lost(error):
+                raise error from None
             raise
-        if record is None or record.claim != self._witness:
-            raise CommitLost("a connection broke during COMMIT, and nothing was written") from error
+        return record is not None and record.claim == self._witness
+
+    def _doubt(self) -> None:
+        self._hold.doubt_steps()
+        self._hold.lose()  # nobody knows what is recorded, so nothing may overwrite it
+
+
+def _is_lost(error: Exception) -> bool:
+    """Whether the COMMIT has got no answer."""
+    if isinstance(error, DBAPIError):
+        return codes.breaks_connection(error)
+    return isinstance(error, StoreUnreachable)
 
 
 def transact(
@@ -262,7 +285,6 @@ def transact(
     with hold.running(name):
         if not hold.begin_step(name, "retry"):
             return
-        began = clock.now()
         transaction = StepTransaction(hold, store if hold.is_protected else None, name, has_undo=has_undo)
         try:
             with OWN:
@@ -274,7 +296,6 @@ def transact(
                 except BaseException as error:
                     transaction.roll_back(error)
                     raise
-            transaction.adopt(clock.now() - began)
         finally:
             transaction.leave()
             hold.is_locked = False

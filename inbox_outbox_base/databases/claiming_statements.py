@@ -171,6 +171,13 @@ def write(tables: Tables, names: frozenset[str], among: frozenset[str]) -> Updat
 
 
 @cache
+def expecting(tables: Tables, statement: Update) -> Update:
+    """The same, if the record also has one of these claims."""
+    c = tables.status.c
+    return statement.where(c.claim.in_(bindparam("expects", type_=c.claim.type, expanding=True)))
+
+
+@cache
 def unlocked(tables: Tables) -> Select[Any]:
     """The claims among these whose row nobody has locked."""
     return leases(tables).with_for_update(skip_locked=True)
@@ -202,7 +209,8 @@ def record_step(tables: Tables) -> Update:
 def step_where(tables: Tables, own: ColumnElement[bool]) -> Update:
     """The same, with the condition that tells that this transaction has locked the record."""
     c = tables.status.c
-    values = {"steps": bindparam("steps"), "undos": bindparam("undos"), "claim": witness(tables)}
+    names = ("steps", "undos", "pending_step")
+    values = {name: bindparam(name, type_=c[name].type) for name in names} | {"claim": witness(tables)}
     return (
         update(tables.status)
         .where(_this(tables), c.token == bindparam("token_"), own)

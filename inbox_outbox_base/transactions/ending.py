@@ -130,8 +130,10 @@ class Later(_Guard):
 
     def check(self, connection: Connection, statement: Any) -> None:
         self.is_used = True
-        if isinstance(statement, SavepointClause):
-            self._begin(connection)
+        begins = isinstance(statement, SavepointClause) and self.sends_begin and not self.is_begun
+        if begins and self.state.is_ended():
+            # SQLite's driver has the kind of transaction that it begins itself.
+            send(connection, f"BEGIN {driver_of(connection).isolation_level or ''}")
         _Guard.check(self, connection, statement)
 
     def use_driver(self, connection: Connection) -> None:
@@ -139,13 +141,9 @@ class Later(_Guard):
         _Guard.use_driver(self, connection)
 
     def set_savepoint(self, connection: Connection) -> None:
-        self._begin(connection)
-        _Guard.set_savepoint(self, connection)
-
-    def _begin(self, connection: Connection) -> None:
-        if self.sends_begin and self.state.is_ended() and not self.is_begun:
-            # SQLite's driver has the kind of transaction that it begins itself.
-            send(connection, f"BEGIN {driver_of(connection).isolation_level or ''}")
+        self.is_doubtful = True
+        if not (self.sends_begin and self.state.is_ended()):  # else there is nothing yet to tell apart
+            _Guard.set_savepoint(self, connection)
 
     def check_kept(self) -> None:
         if self.is_undone:  # no row of ours tells

@@ -52,12 +52,14 @@ _COMMIT = re.compile(
 _WORD = re.compile(r"COMMIT|PREPARE|END", re.IGNORECASE)
 """Few texts have one of these."""
 _SAVEPOINT_END = re.compile(r"\s*(RELEASE|ROLLBACK(\s+(WORK|TRANSACTION))?\s+TO)\b", re.IGNORECASE)
+_SAVEPOINT_WORD = re.compile(r"RELEASE|ROLLBACK", re.IGNORECASE)
 _BODY = re.compile(r"\s*(BEGIN\s+NOT\b|(CREATE|ALTER)\b.*\bBEGIN\b)", re.IGNORECASE | re.DOTALL)
 """The beginning of a body, as of a trigger: the statements behind it are the body's."""
 
 
 def may_end(statement: Any) -> bool:
     """Whether the statement may end the transaction; it may also begin another one."""
+    statement = _inner(statement)
     if isinstance(statement, _HARMLESS):
         return False
     if (text := _text(statement)) is None:
@@ -85,14 +87,19 @@ def commits(connection: Connection, statement: Any) -> bool:
 def ends_savepoint(connection: Connection, statement: Any) -> bool:
     """Whether a text ends a savepoint, itself or with one of its statements."""
     text = _text(statement)
-    if not text or not _SAVEPOINT_END.search(text):
+    if not text or not _SAVEPOINT_WORD.search(text):
         return False
     return any(map(_SAVEPOINT_END.match, _statements(connection, text)))
 
 
-def _text(statement: Any) -> str | None:
+def _inner(statement: Any) -> Any:
     while isinstance(statement, TextualSelect | FromStatement):
         statement = statement.element
+    return statement
+
+
+def _text(statement: Any) -> str | None:
+    statement = _inner(statement)
     if isinstance(statement, TextClause):
         statement = statement.text
     return statement if isinstance(statement, str) else None

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from sqlalchemy import Connection, Engine, Select, Table
 
 from inbox_outbox_base.checks import outbox_options
+from inbox_outbox_base.checks.options import MOST_ROWS
 from inbox_outbox_base.errors.outbox import TablesMissing
 from inbox_outbox_base.tables import inbox as inbox_schemas
 from outbox.schema import tables
@@ -112,7 +113,7 @@ def audit(
         "consumer_": outbox_options.consumer(consumer),
         "since_": _BEFORE_ALL if since is None else outbox_options.aware("since", since),
         "age_": -outbox_options.seconds("grace", grace),
-        "limit_": outbox_options.count("limit", limit),
+        "limit_": outbox_options.count("limit", limit, largest=MOST_ROWS),
     }
     its_schema = inbox_schema or (schema if inbox_engine is None else None)
     question = Question(tables(schema), inbox_schemas.tables(its_schema), key, given)

@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, Integer, Row, Select, Table, bindparam, func, literal, select
 
 from inbox_outbox_base.checks import outbox_options
+from inbox_outbox_base.checks.options import MOST_ROWS
 from inbox_outbox_base.databases.registry import relaying
 from inbox_outbox_base.tables.times import readable
 from outbox._publishing.buckets import generations
@@ -49,7 +50,7 @@ def peek(
         TablesMissing: the tables have not been created.
         UnsafeDatabase: row-level policies hide rows from this role.
     """
-    outbox_options.count("limit", limit)
+    outbox_options.count("limit", limit, largest=MOST_ROWS)
     given: dict[str, Any] = {"limit": limit}
     if topic is not None:
         given["topic_"] = outbox_options.topic(topic)

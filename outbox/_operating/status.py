@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, Row, Select, Table
 
 from inbox_outbox_base.checks import outbox_options
+from inbox_outbox_base.checks.options import MOST_ROWS
 from inbox_outbox_base.databases import member_statements, relaying_statements
 from inbox_outbox_base.databases.registry import relaying
 from inbox_outbox_base.databases.taking_statements import clock
@@ -104,7 +105,7 @@ def status(engine: Engine, *, count_up_to: int | None = 100_000, schema: str | N
         UnsafeDatabase: row-level policies hide rows from this role.
     """
     if count_up_to is not None:
-        outbox_options.count("count_up_to", count_up_to)
+        outbox_options.count("count_up_to", count_up_to, largest=MOST_ROWS)
     all_tables = tables(schema)
     return transact(engine, all_tables, lambda connection: _status(connection, all_tables, count_up_to))
 

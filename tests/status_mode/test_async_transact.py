@@ -1,12 +1,13 @@
 """Steps of asynchronous handlers that commit together with their record, on every database."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, event, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import (
     AsyncConnection,
@@ -181,3 +182,26 @@ async def test_an_invalid_source(sqlite: Database) -> None:
     async with inbox_on(sqlite) as (inbox, _), inbox.claim("a") as claim:
         with pytest.raises(InvalidOption, match="source=Engine: expected an AsyncEngine, async_sess"):
             await claim.transact("pay", paid, source=sqlite.engine())  # type: ignore[arg-type]
+
+
+@in_loop
+async def test_a_cancellation_during_the_commit(migrated: Database) -> None:
+    """The COMMIT finishes, and the step has happened; a handler that goes on records later steps with it."""
+    async with inbox_on(migrated) as (inbox, engine):
+        task = asyncio.current_task()
+        assert task
+
+        @event.listens_for(engine.sync_engine, "commit")
+        def cancel(_: Any) -> None:
+            task.cancel()
+
+        async with inbox.claim("a") as claim:
+            with suppress(asyncio.CancelledError):
+                await claim.transact("book", paid, source=engine)
+                await asyncio.sleep(1)
+            event.remove(engine.sync_engine, "commit", cancel)
+            task.uncancel()
+            await claim.step("later", lambda: asyncio.sleep(0))
+        assert claim.verdict is Verdict.NEW
+    assert list(json.loads(steps(migrated.engine()) or "")) == ["book", "later"]
+    assert accounts.total(migrated.engine()) == 1

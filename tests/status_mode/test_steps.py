@@ -323,3 +323,42 @@ def test_many_steps_of_any_name(store: Store) -> None:
         deliver(inbox, body)
     assert calls == names == list(json.loads(stored(store).steps or ""))
     assert stored(store).consumer == CONSUMER
+
+
+@both_stores
+def test_a_result_belongs_to_the_handler(store: Store) -> None:
+    """A handler may change a step's result; the next attempt gets it as it was."""
+    inbox, seen = status_inbox(store), list[Any]()
+
+    def body(claim: Claim) -> None:
+        items = claim.step("items", lambda: ["a", "b"])
+        seen.append([*items])
+        while items:
+            items.pop()
+        claim.step("next", lambda: None)
+        fail()
+
+    deliver(inbox, body)
+    deliver(inbox, body)
+    assert seen == [["a", "b"], ["a", "b"]]
+
+
+@both_stores
+def test_a_write_that_arrives_late(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of a step's write that the network delivers later is refused: it would undo later steps."""
+    inbox, write, copies = status_inbox(store), store.write, list[tuple[HeldRecord, Change]]()
+
+    def copied(held: HeldRecord, change: Change) -> bool:
+        copies.append((held, change))
+        return write(held, change)
+
+    def body(claim: Claim) -> None:
+        claim.step("a", lambda: None)
+        assert write(*copies[0])  # nothing has come in between: it may be a repetition
+        claim.step("b", lambda: None, on_unknown="halt")
+        assert not write(*copies[0])
+        claim.step("c", lambda: None)
+
+    monkeypatch.setattr(store, "write", copied)
+    assert deliver(inbox, body).verdict is Verdict.NEW
+    assert list(json.loads(stored(store).steps or "")) == ["a", "b", "c"]

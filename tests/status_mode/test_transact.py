@@ -2,15 +2,16 @@
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, text
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.orm import sessionmaker
+from sqlalchemy import Connection, Engine, event, text
+from sqlalchemy.exc import DBAPIError, InvalidRequestError
+from sqlalchemy.orm import Session, sessionmaker
 
 from inbox import Claim, SqlStore, Status, StatusInbox, Verdict, release
-from inbox._status_mode.stores import Store
+from inbox._status_mode.stores import Change, HeldRecord, Store
 from inbox.errors import (
     InvalidOption,
     InvalidResult,
@@ -313,4 +314,53 @@ def test_an_interruption_after_a_commit(engine: Engine, inbox: StatusInbox) -> N
     with pytest.raises(KeyboardInterrupt):
         deliver(inbox, lambda claim: claim.transact("book", interrupted))
     assert stored(inbox.store).status is Status.HALTED
+    assert accounts.total(engine) == 1
+
+
+@on("sqlite", "postgresql")
+def test_a_hook_that_fails_after_the_commit(engine: Engine, inbox: StatusInbox) -> None:
+    """The hook's error goes up, but the step has happened, and what is recorded later does not hide it."""
+    source = sessionmaker(engine)
+
+    @event.listens_for(source, "after_commit")
+    def fail_once(_: Session) -> None:
+        if not failures:
+            failures.append(1)
+            raise ZeroDivisionError
+
+    def body(claim: Claim) -> None:
+        first = not failures
+        with pytest.raises((ZeroDivisionError, InvalidRequestError)) if first else nullcontext():
+            claim.transact("book", book, source=source)
+        claim.step("later", lambda: None)
+        if first:
+            fail()
+
+    failures: list[int] = []
+    deliver(inbox, body)
+    assert deliver(inbox, body).verdict is Verdict.NEW
+    assert accounts.total(engine) == 1
+
+
+@on("sqlite", "postgresql", "mariadb")
+def test_a_step_that_may_have_begun(
+    engine: Engine, inbox: StatusInbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record of a transaction is also right about an earlier step whose beginning got no answer."""
+    write = inbox.store.write
+
+    def lose_answer(held: HeldRecord, change: Change) -> bool:
+        write(held, change)
+        raise StoreUnreachable("it does not answer")
+
+    def body(claim: Claim) -> None:
+        monkeypatch.setattr(inbox.store, "write", lose_answer)
+        with pytest.raises(StoreUnreachable):
+            claim.step("charge", lambda: pytest.fail("it was called"), on_unknown="halt")
+        monkeypatch.undo()
+        assert stored(inbox.store).pending_step == "charge"
+        claim.transact("book", book)
+        assert stored(inbox.store).pending_step is None
+
+    assert deliver(inbox, body).verdict is Verdict.NEW
     assert accounts.total(engine) == 1

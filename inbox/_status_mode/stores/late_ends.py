@@ -36,9 +36,11 @@ class LateEnds:
 
     def keep(self, held: "HeldRecord", change: "Change") -> None:
         """Keep an end, to write it later."""
+        message = (held.consumer, held.key)
         with self._lock:
-            if len(self._ends) < _MOST:
-                self._ends[held.consumer, held.key] = (held, change)
+            known = self._ends.get(message)
+            if len(self._ends) < _MOST and (known is None or known[0].token <= held.token):
+                self._ends[message] = (held, change)
 
     def write_all(self) -> None:
         """Write the ends, now that the store answers: one thread at a time, for a second at most."""

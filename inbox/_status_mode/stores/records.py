@@ -148,6 +148,9 @@ class Change:
 
     Attributes:
         token: a new token; writes with the old one are rejected.
+        claim: a new random value, which tells the state of the steps that is written from every other one.
+        expects: the write is rejected unless the record's claim is one of these (or there are none): it would
+            overwrite steps that the writer does not know.
         lease: seconds from now, by the store's clock.
         finished: how many attempts to add to the finished ones.
         started: how many attempts to add to the started ones (or, if negative, to take away).
@@ -157,6 +160,8 @@ class Change:
 
     status: Status | None = None
     token: int | None = None
+    claim: bytes | None = None
+    expects: tuple[bytes, ...] = ()
     lease: float | None = None
     finished: int = 0
     started: int = 0
@@ -173,7 +178,7 @@ class Change:
     def fields(self) -> dict[str, Any]:
         """The columns to write and their values; None empties a column. Lease and attempts are not among
         them, because a store computes them."""
-        names = ("token", "result", "error", "payload", "steps", "history", "undos", "interruptions")
+        names = ("token", "claim", "result", "error", "payload", "steps", "history", "undos", "interruptions")
         values = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         if self.status is not None:
             values["status"] = self.status.value

@@ -88,7 +88,8 @@ class RedisStore(Store):
         if among is _HELD and change.status is Status.CONSUMED and change.steps is None:
             return self._complete(held, change) or self._has_happened(held, change)
         lease, keep = change.lease, change.forget_after
-        if self._write(held, among, change.fields(), keep, lease, change.started, change.finished):
+        counts = change.started, change.finished
+        if self._write(held, among, change.fields(), keep, lease, *counts, expects=change.expects):
             return True
         return self._has_happened(held, change)
 
@@ -207,8 +208,11 @@ class RedisStore(Store):
         finished: int,
         *,
         judged: str = "",
+        expects: Iterable[bytes] = (),
     ) -> bool:
-        arguments = hashes.write_arguments(held, among, values, keep, lease, started, finished, judged)
+        arguments = hashes.write_arguments(
+            held, among, values, keep, lease, started, finished, judged, expects
+        )
         return bool(self._run(redis_scripts.WRITE, self._name(held.consumer, held.key), *arguments))
 
     def _run(self, script: RedisScript, name: bytes, *arguments: Any) -> Any:

@@ -27,6 +27,7 @@ def write_arguments(
     started: int = 0,
     finished: int = 0,
     judged: str = "",
+    expects: Iterable[bytes] = (),
 ) -> tuple[Any, ...]:
     removed = [field for field, value in values.items() if value is None]
     written = [part for field, value in values.items() if value is not None for part in (field, value)]
@@ -39,6 +40,7 @@ def write_arguments(
         started,
         finished,
         int("status" in values),
+        b"".join(expects),
         len(removed),
         *removed,
         *written,
@@ -49,6 +51,8 @@ def parted(name: bytes) -> tuple[str, str] | None:
     """Split a name into consumer and key; None if it is not a name of ours."""
     try:
         length, _, rest = name.decode().partition(":")
+        if not length.isdecimal():
+            return None
         consumer, colon, key = rest[: int(length)], rest[int(length)], rest[int(length) + 1 :]
     except (ValueError, IndexError):
         return None

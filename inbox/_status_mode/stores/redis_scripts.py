@@ -76,14 +76,19 @@ WRITE = _script(
     + """
 -- ARGV: token, statuses, the judged fields (if nobody may hold the record) or nothing, lease in microseconds
 -- or nothing, milliseconds to keep the record, number to add to attempts started, to attempts finished,
--- whether the status changes, number of fields to remove, their names, fields and values to write
-local record = redis.call('HMGET', KEYS[1], 'token', 'status', 'lease_until', 'undos', 'pending_step')
+-- whether the status changes, claims of 16 bytes that the record may have (or nothing), number of fields to
+-- remove, their names, fields and values to write
+local record = redis.call('HMGET', KEYS[1], 'token', 'status', 'lease_until', 'undos', 'pending_step',
+    'claim')
 if record[1] ~= ARGV[1] or not string.find(ARGV[2], ',' .. record[2] .. ',', 1, true) then return 0 end
 if ARGV[3] ~= '' then
     local lease_until = tonumber(record[3] or '')
     if lease_until and lease_until > now then return 0 end
     if ARGV[3] ~= (record[4] or '0') .. ',' .. (record[5] or '') then return 0 end
 end
+local is_known = ARGV[9] == ''
+for at = 1, #ARGV[9], 16 do is_known = is_known or string.sub(ARGV[9], at, at + 15) == record[6] end
+if not is_known then return 0 end
 if ARGV[8] == '1' then
     redis.call('HSET', KEYS[1], 'updated_at', whole(now))
     redis.call('HDEL', KEYS[1], 'lease_until')
@@ -91,8 +96,8 @@ end
 if ARGV[4] ~= '' then redis.call('HSET', KEYS[1], 'lease_until', whole(now + ARGV[4])) end
 if ARGV[6] ~= '0' then redis.call('HINCRBY', KEYS[1], 'attempts_started', ARGV[6]) end
 if ARGV[7] ~= '0' then redis.call('HINCRBY', KEYS[1], 'attempts_finished', ARGV[7]) end
-local first = 10 + ARGV[9]
-if ARGV[9] ~= '0' then redis.call('HDEL', KEYS[1], unpack(ARGV, 10, first - 1)) end
+local first = 11 + ARGV[10]
+if ARGV[10] ~= '0' then redis.call('HDEL', KEYS[1], unpack(ARGV, 11, first - 1)) end
 if #ARGV >= first then redis.call('HSET', KEYS[1], unpack(ARGV, first)) end
 redis.call('PEXPIRE', KEYS[1], ARGV[5])
 return 1

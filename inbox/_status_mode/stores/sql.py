@@ -101,6 +101,9 @@ class SqlStore(Store):
         values = rows.values(change)
         statement = claiming_statements.write(self.tables, frozenset(values), rows.names(among))
         parameters = values | rows.where(held)
+        if change.expects:
+            statement = claiming_statements.expecting(self.tables, statement)
+            parameters["expects"] = change.expects
         if self._run(lambda connection: connection.execute(statement, parameters).rowcount == 1):
             return True
         # No row changed: the claim is lost, or an earlier try succeeded and only its answer was lost.
@@ -172,6 +175,7 @@ class SqlStore(Store):
         *,
         steps: str,
         undos: int,
+        pending_step: str | None,
         lease: float,
     ) -> bool:
         """In the same transaction, record the steps and renew the lease, in seconds; return False if the
@@ -180,6 +184,7 @@ class SqlStore(Store):
             "claim": witness,
             "steps": steps,
             "undos": undos,
+            "pending_step": pending_step,
             "lease": lease,
         }
         return self._claiming.record_step(connection, self.tables, parameters)

@@ -60,15 +60,15 @@ class Store(ABC):
         raise StoreUnreachable(f"key={request.key!r}: others changed its record {_ROUNDS} times in a row")
 
     def end(self, held: HeldRecord, change: Change) -> bool:
-        """Write how a handler ended; return False if it no longer has the message. A failed write is retried
-        when this process claims the message again, or gets an answer about another message."""
-        try:
-            is_written = self.write(held, change)
-        except Exception:
-            self._late.keep(held, change)
-            raise
+        """Write how a handler ended; return False if it no longer has the message."""
+        is_written = self.write(held, change)
         self._write_late()
         return is_written
+
+    def keep_end(self, held: HeldRecord, change: Change) -> None:
+        """Nobody knows whether an end was written: write it when this process claims the message again, or
+        gets an answer about another message."""
+        self._late.keep(held, change)
 
     def _write_late(self) -> None:
         """The store answers, so the ends of other messages may get through, too."""
