@@ -23,11 +23,11 @@ from inbox_outbox_base.databases.taking import Attempt, Stored, pooled
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.blame import COMMIT, OWN
 from inbox_outbox_base.errors.groups import find
-from inbox_outbox_base.errors.inbox import CommitLost, TransactionAborted, TransactionEnded
+from inbox_outbox_base.errors.inbox import CommitLost, TransactionAborted, TransactionEnded, TransientError
 from inbox_outbox_base.monitoring.events import OF_VERDICT, Event, EventKind, Hooks
 from inbox_outbox_base.transactions import ending, failed_commit, forked
 from inbox_outbox_base.transactions.connect import drop_read_only, on_connection
-from inbox_outbox_base.transactions.joining import roll_back
+from inbox_outbox_base.transactions.joining import LOST, lost_before, roll_back
 from inbox_outbox_base.transactions.session import (
     BindArguments,
     bind_of,
@@ -204,6 +204,7 @@ class Transaction:
             self.leave()
             forked.abandon(handle)
             return
+        lost = lost_before(getattr(self, "connection", None), error)
         is_over = self._is_over(error)
         is_lost = not is_over and self._is_lost(error)
         self.leave()
@@ -218,6 +219,8 @@ class Transaction:
         )
         if is_over or is_lost:
             self._check_not_committed(error, is_lost=is_lost)
+        if lost is not None:
+            raise lost from error
 
     def _is_over(self, error: BaseException) -> bool:
         """Whether an error of the body's own came after the end of the transaction."""
@@ -273,8 +276,10 @@ class Transaction:
                 "the body committed or rolled back: the inbox row and the writes after that are not in one "
                 "transaction"
             )
-        # SQLAlchemy itself has rolled back, after an error in a flush or a lost connection.
-        if not self._transaction.is_active or self.connection.invalidated:
+        if self.connection.invalidated:
+            raise TransientError(LOST)
+        # SQLAlchemy itself has rolled back, after an error in a flush.
+        if not self._transaction.is_active:
             raise TransactionAborted("the body swallowed an error that had ended the transaction")
 
     def _check_asked(self) -> None:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -22,10 +22,11 @@ from inbox_outbox_base.errors.inbox import (
     StoreUnreachable,
     TransactionAborted,
     TransactionEnded,
+    TransientError,
     UnusableConnection,
 )
 from inbox_outbox_base.transactions import ending, failed_commit, forked
-from inbox_outbox_base.transactions.joining import database_to_join, roll_back
+from inbox_outbox_base.transactions.joining import LOST, database_to_join, lost_before, roll_back
 from inbox_outbox_base.transactions.session import bind_of, connection_of, is_aborted
 from inbox_outbox_base.transactions.sources import SYNC, Source, check_source, open_source
 
@@ -49,7 +50,7 @@ class StepTransaction:
         self._witness = os.urandom(16)
         self._process = os.getpid()
         self._began = clock.now()
-        self._is_watched = False
+        self._is_watched = self._has_failed = False
         self._locked: object = None
         self._steps: Steps = hold.steps
         self._sent = clock.now()
@@ -113,21 +114,15 @@ class StepTransaction:
                 # Even in a cancelled task the COMMIT finishes, so that its outcome is known.
                 self._hold.call(self._commit)
         except Exception as error:
-            with OWN:
-                has_committed = self._has_committed(error)
-            if has_committed:
-                self._adopt()
             if not _is_lost(error):
-                raise  # of a hook of the application, perhaps, after the COMMIT
-            if not has_committed:
-                lost = "a connection broke during COMMIT, and nothing was written"
-                with OWN:
-                    raise CommitLost(lost) from error
+                self._has_failed = True  # perhaps in a hook of the application, after the COMMIT
+                raise
+            with OWN:
+                self._resolve(error)
         except BaseException:  # interrupted: it does not wait until it is known whether it has committed
             self._doubt()
             raise
-        else:
-            self._adopt()
+        self._adopt()
 
     def _adopt(self) -> None:
         """The transaction has committed. Called before anything else can be interrupted."""
@@ -146,6 +141,7 @@ class StepTransaction:
             self.leave()
             forked.abandon(self._handle)
             return
+        lost = lost_before(getattr(self, "_connection", None), error)
         is_over = self._is_over(error)
         is_lost = not is_over and self._is_lost()
         if is_over and not isinstance(error, Exception):
@@ -161,8 +157,15 @@ class StepTransaction:
             error,
             is_over=is_over and self._transaction.is_active,
         )
+        if self._has_failed:
+            self._handle.close()  # the pool may have no other connection
+            with suppress(StoreUnreachable):
+                if self._is_recorded():
+                    self._adopt()
         if isinstance(error, Exception) and (is_over or is_lost):
             self._check_not_committed(error, is_lost=is_lost)
+        if lost is not None:
+            raise lost from error
 
     def _is_over(self, error: BaseException) -> bool:
         if not self._may_have_committed():
@@ -215,6 +218,8 @@ class StepTransaction:
     def _record(self) -> None:
         database = database_of(self._connection)
         message = f"step={self._name!r}: the body committed or rolled back"
+        if self._connection.invalidated:
+            raise TransientError(LOST)
         if not self._connection.in_transaction():
             raise TransactionEnded(message)
         ending.refuse_ended(self._connection, message)
@@ -247,16 +252,19 @@ class StepTransaction:
                 lease=self._hold.lease,
             )
 
-    def _has_committed(self, error: Exception) -> bool:
-        """After this error at the COMMIT, whether it did happen: the witness in the record proves it. If it
-        is still under way, the record refuses what this attempt writes about steps later."""
+    def _resolve(self, error: Exception) -> None:
+        """Finish normally if the COMMIT did happen. If it is still under way, the record refuses what this
+        attempt writes about steps later."""
+        if not self._is_recorded():
+            raise CommitLost("a connection broke during COMMIT, and nothing was written") from error
+
+    def _is_recorded(self) -> bool:
+        """Whether the COMMIT did happen: the witness in the record proves it."""
         held = self._hold.held
         try:
             record = self._store.find(held.consumer, held.key) if self._store else None
         except StoreUnreachable:
             self._doubt()
-            if not _is_lost(error):
-                raise error from None
             raise
         return record is not None and record.claim == self._witness
 

@@ -197,6 +197,9 @@ class Taking(ABC):
     has_server = True
     """Whether there is a server, which may fail to answer."""
 
+    has_escapes = False
+    """Whether a backslash quotes the next character of a text in SQL, and # begins a comment."""
+
     begins_with_any = True
     """Whether any statement begins a transaction. If not, a savepoint can be all of it."""
 

@@ -1,15 +1,17 @@
 """A caller's transaction that our row can join, and its end."""
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, InvalidRequestError, PendingRollbackError
 from sqlalchemy.orm import Session
 
 from inbox_outbox_base.databases.registry import database_of
 from inbox_outbox_base.databases.taking import Taking
 from inbox_outbox_base.errors import codes, groups
-from inbox_outbox_base.errors.inbox import TransactionEnded, UnusableConnection
+from inbox_outbox_base.errors.inbox import TransactionEnded, TransientError, UnusableConnection
 
 from . import interrupted, settings
+
+LOST = "the body went on after its connection was lost: nothing was written"
 
 
 def database_to_join(
@@ -51,6 +53,18 @@ def roll_back(
             connection.invalidate(error)
     try:
         handle.rollback()
+    except InvalidRequestError:
+        if not isinstance(handle, Session):
+            raise
+        return  # a hook of the session's has failed after the COMMIT; the caller closes the session
     except DBAPIError as error:
         if not codes.breaks_connection(error):
             raise
+
+
+def lost_before(connection: Connection | None, error: BaseException) -> TransientError | None:
+    """The error of a body that went on after it had lost its connection, if this error comes of that: the
+    body is not to blame. Call this before the rollback."""
+    if connection is not None and connection.invalidated and isinstance(error, PendingRollbackError):
+        return TransientError(LOST)
+    return None

@@ -10,6 +10,9 @@ from sqlalchemy.sql.elements import ReleaseSavepointClause, RollbackToSavepointC
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.selectable import TextualSelect
 
+from inbox_outbox_base.databases.registry import taking
+from inbox_outbox_base.errors.inbox import UnsupportedDatabase
+
 _HARMLESS = (
     Select,
     UpdateBase,
@@ -29,12 +32,12 @@ _QUOTED = re.compile(
     re.DOTALL,
 )
 """Quoted text, names and bodies, and comments."""
-_MYSQL_QUOTED = re.compile(
+_QUOTED_WITH_ESCAPES = re.compile(
     r"""'[^'\\]*(?:\\.[^'\\]*)*'|"[^"\\]*(?:\\.[^"\\]*)*"|`[^`]*`"""
     r"""|--(?!\S)[^\n]*|\#[^\n]*|/\*(?!M?!).*?\*/""",
     re.DOTALL,
 )
-"""The same for MySQL and MariaDB, which run what is in comments like /*! this */."""
+"""The same where a backslash quotes, a # begins a comment, and comments like /*! this */ are run."""
 _LEADING = re.compile(r"(\s|--[^\n]*\n|/\*(?!M?!)((?!/\*|\*/).)*\*/)*", re.DOTALL)
 """Comments that are such on every database: some nest them."""
 _CANNOT_END = re.compile(
@@ -107,5 +110,8 @@ def _text(statement: Any) -> str | None:
 
 def _statements(connection: Connection, text: str) -> list[str]:
     """The statements of a text, without what is quoted, and comments."""
-    quoted = _MYSQL_QUOTED if connection.dialect.name in ("mysql", "mariadb") else _QUOTED
-    return quoted.sub(" ", text).split(";")
+    try:
+        has_escapes = taking(connection.dialect.name).has_escapes
+    except UnsupportedDatabase:  # another database of the same session
+        has_escapes = False
+    return (_QUOTED_WITH_ESCAPES if has_escapes else _QUOTED).sub(" ", text).split(";")

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Connection, Engine, event, func, make_url, select, text
-from sqlalchemy.exc import InternalError, OperationalError
+from sqlalchemy.exc import InternalError, OperationalError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 from inbox import Inbox, SqlStore, StatusInbox, Verdict, is_transient, purge
-from inbox.errors import CommitLost
+from inbox.errors import CommitLost, TransientError
 from inbox.schema import tables
 from outbox import Relay, pause
 from tests.support import accounts
@@ -167,6 +167,38 @@ def test_a_reader_whose_connection_ends(migrated: Database, replica: Database) -
     assert book("a").verdict is Verdict.NEW
     assert len(runs) == 2
     assert accounts.total(migrated.engine()) == 1
+
+
+@on("postgresql", "mariadb")
+@pytest.mark.parametrize("goes_on", [True, False])
+@pytest.mark.parametrize("way", ["engine", "session", "step"])
+def test_a_body_that_goes_on(migrated: Database, way: str, goes_on: bool) -> None:
+    """A body that lets a savepoint of its own fail, and so swallows that its connection is lost, gets a
+    transient error."""
+    engine, runs = accounts.make(migrated.engine()), list[int]()
+
+    def book(handle: Connection | Session) -> None:
+        runs.append(1)
+        accounts.add(handle)
+        with suppress(SQLAlchemyError), handle.begin_nested():
+            if len(runs) == 1:
+                end(migrated, [handle.execute(text(f"SELECT {OWN[migrated.name]}")).scalar_one()])
+            accounts.add(handle, amount=0)
+        if goes_on:
+            accounts.add(handle, amount=0)
+
+    if way == "step":
+        inbox = StatusInbox("billing", store=SqlStore(engine))
+        with pytest.raises(TransientError), inbox.claim("a") as claim:
+            claim.transact("book", book)
+        with inbox.claim("a") as claim:
+            claim.transact("book", book)
+    else:
+        source: Any = engine if way == "engine" else sessionmaker(engine)
+        handler = Inbox("billing").handler(source, key=str)(lambda handle, _: book(handle))
+        assert handler("a").verdict is Verdict.NEW
+    assert len(runs) == 2
+    assert accounts.total(engine) == 1
 
 
 @on("mysql")

@@ -137,6 +137,8 @@ def add_many(tables: Tables) -> Insert:
 class MySQLTaking(Taking):
     """One INSERT that waits; a refused row that nobody can see means an old snapshot."""
 
+    has_escapes = True
+
     def take(self, connection: Connection, attempt: Attempt, wait: float) -> Literal[True] | Stored | None:
         try:
             added = self._add(connection, attempt, wait)
