@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -139,19 +140,27 @@ def _give_back(connection: Connection, attempt: Attempt | KeyBatch, keys: Collec
         connection.execute(taking_statements.give_back(attempt.tables), given_back)
 
 
+@contextmanager
+def _giving_back(
+    connection: Connection, attempt: Attempt | KeyBatch, taken: Collection[str]
+) -> Iterator[None]:
+    """If the body finds that nothing must be taken: the caller may catch its error and commit."""
+    try:
+        yield
+    except (PolicyConflict, TablesMissing, UnsafeDatabase):
+        _give_back(connection, attempt, taken)
+        raise
+
+
 def _agree(
     connection: Connection, policy: Declaration, attempt: Attempt | KeyBatch, taken: Collection[str]
 ) -> None:
     """After the first message, look at the table and compare the policies; on a conflict, give back the keys
     just taken."""
-    try:
+    with _giving_back(connection, attempt, taken):
         if not is_checked(connection, attempt.tables.message):
             check(connection, [attempt.tables.message])
         policy.agree(connection, is_new=bool(taken))
-    except (PolicyConflict, TablesMissing, UnsafeDatabase):
-        # The caller may catch this error and commit.
-        _give_back(connection, attempt, taken)
-        raise
 
 
 def _is_too_old(
@@ -184,10 +193,11 @@ def accept_many(
             if others := sorted({messages.keys[index] for index in old} - fresh):
                 known |= database.find_many(connection, replace(batch, keys=others))
             if time.monotonic() - began > _YOUNG:
-                late = _too_old(database, connection, policy, messages.times) - old
-                fresh, _ = messages.to_take(old | late)
+                with _giving_back(connection, batch, taken):
+                    old |= _too_old(database, connection, policy, messages.times)
+                fresh, _ = messages.to_take(old)
                 _give_back(connection, batch, taken - fresh)
-                old, taken = old | late, taken & fresh
+                taken &= fresh
         except DBAPIError as error:
             raise_clearer(connection, tables.message, error)
         if not policy.is_seen(connection):

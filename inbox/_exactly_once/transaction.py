@@ -25,7 +25,7 @@ from inbox_outbox_base.errors.blame import COMMIT, OWN
 from inbox_outbox_base.errors.groups import find
 from inbox_outbox_base.errors.inbox import CommitLost, TransactionAborted, TransactionEnded, TransientError
 from inbox_outbox_base.monitoring.events import OF_VERDICT, Event, EventKind, Hooks
-from inbox_outbox_base.transactions import ending, failed_commit, forked
+from inbox_outbox_base.transactions import ending, failed_commit, forked, interrupted
 from inbox_outbox_base.transactions.connect import drop_read_only, on_connection
 from inbox_outbox_base.transactions.joining import LOST, lost_before, roll_back
 from inbox_outbox_base.transactions.session import (
@@ -276,10 +276,10 @@ class Transaction:
                 "the body committed or rolled back: the inbox row and the writes after that are not in one "
                 "transaction"
             )
-        if self.connection.invalidated:
+        if interrupted.is_lost(self.connection):
             raise TransientError(LOST)
-        # SQLAlchemy itself has rolled back, after an error in a flush.
-        if not self._transaction.is_active:
+        # SQLAlchemy itself has rolled back, after an error in a flush or an interruption.
+        if not self._transaction.is_active or self.connection.invalidated:
             raise TransactionAborted("the body swallowed an error that had ended the transaction")
 
     def _check_asked(self) -> None:

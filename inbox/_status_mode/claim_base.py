@@ -219,11 +219,8 @@ class ClaimBase:
     def _undo_failed(self, name: str, failure: Exception) -> None:
         """A later delivery retries the undo, a few times."""
         hold = self._held
-        error, for_good = RuntimeError(f"undo of step {name!r} failed: {describe(failure)}"), False
-        if not hold.may_retry_undo():
-            for_good = True
-            hold.not_undone(name)
-        hold.fail(error, for_good=for_good)
+        error = RuntimeError(f"undo of step {name!r} failed: {describe(failure)}")
+        hold.fail(error, for_good=not hold.may_retry_undo())
 
     def _failed(self, error: BaseException) -> None:
         hold = self._held

@@ -28,7 +28,7 @@ INTERRUPTIONS = 16
 """How often an interrupted message is given back without counting the attempt."""
 
 _MOST_VERSIONS = 10
-"""How many writes without an answer are remembered."""
+"""How many of its own writes an attempt remembers, beside the first."""
 
 _FAILURE_EVENTS = {
     Status.FAILED: EventKind.FAILED,
@@ -68,10 +68,10 @@ class Hold(MessageLease):
         """Whether a transaction may have recorded a step that this attempt does not know."""
         self._running: str | None = None
         self._used: set[str] = set()
-        self._versions: tuple[bytes, ...] = (request.claim,)
-        """The record's claim, as this attempt knows it: each write about steps changes it. Several if answers
-        are missing. If it is none of these, a transaction has committed that seemed lost, or a write has
-        arrived late."""
+        self.versions: tuple[bytes, ...] = (request.claim,)
+        """The claims that the record can have by this attempt's own writes: each write about steps changes
+        it, perhaps without an answer, and a store can lose some. If it has another one, a transaction has
+        committed that seemed lost."""
         self.steps = Steps(None if answer.is_first else answer.record.steps)
         self.status = Status.CONSUMING
         # Attempts beyond `max_attempts` and attempts after an undo can only undo: they begin no new step.
@@ -134,18 +134,19 @@ class Hold(MessageLease):
         """Part of the step may be committed, and the transaction's claim with it, so it must not be repeated:
         the message halts when it fails."""
         self.steps = self.steps.begun(name, has_undo=has_undo)
-        self._versions = (*self._versions, witness)
+        self.versions = (*self.versions, witness)
         self._is_unsure = True  # the message's end records the step
         self.emit(EventKind.STEP_UNKNOWN, step=name)
 
     def doubt_steps(self) -> None:
-        """Nobody knows whether a transaction has recorded a step: this attempt leaves the steps as they are,
-        and decides nothing for good."""
-        self._is_unsure, self.is_doubted = False, True
+        """Nobody knows whether a transaction has recorded a step: this attempt decides nothing for good, and
+        its end writes steps only for one that must not be repeated."""
+        self.is_doubted = True
+        self._is_unsure = self._is_unsure and self.steps.pending is not None
 
     def adopt(self, name: str, steps: Steps, witness: bytes, *, sent: float, seconds: float) -> None:
         """A transaction has committed a step and renewed the lease; `sent` is when the renewal was sent."""
-        self.steps, self._versions = steps, (witness,)
+        self.steps, self.versions = steps, (witness,)
         self._until = sent + self.lease
         self.emit(EventKind.STEP_DONE, step=name, seconds=seconds)
 
@@ -229,12 +230,6 @@ class Hold(MessageLease):
         else:
             self._save(self.steps.undoing(name), f"the undoing of step {name!r}")
 
-    def not_undone(self, name: str) -> None:
-        """The undo has raised for the last time: the step counts as finished, for an operator to decide. The
-        message's end records it."""
-        if self.steps.state(name) == "undoing":
-            self.steps, self._is_unsure = self.steps.not_undone(name), True
-
     def undone(self, name: str) -> None:
         """Record that a step was undone."""
         self._save(self.steps.undone(name), f"the undoing of step {name!r}")
@@ -258,11 +253,12 @@ class Hold(MessageLease):
         """Write the progress of the steps. If no answer comes, a step about to begin counts as not begun, and
         any other change counts as made; the claim's end writes the steps again."""
         was_pending, version = self.steps.pending is not None or self._is_unsure, os.urandom(16)
-        self._versions = (*self._versions[-_MOST_VERSIONS:], version)  # also if only the answer is lost
+        text, (first, *others) = steps.text(), self.versions
+        self.versions = (first, *others[-_MOST_VERSIONS:], version)  # also if only the answer is lost
         change = Change(
             claim=version,
-            expects=self._versions,
-            steps=steps.text(),
+            expects=self.versions,
+            steps=text,
             undos=steps.undos,
             # None if the stored value is surely right: most steps may be repeated, and are never pending.
             pending_step=(steps.pending or "") if begins or was_pending else None,
@@ -273,7 +269,7 @@ class Hold(MessageLease):
             self.steps = steps
         self._is_unsure = True
         self._write(change, what)
-        self._is_unsure, self._versions = False, (version,)
+        self._is_unsure = False
         self.steps = steps
 
     def _end(self, change: Change, what: str) -> None:
@@ -283,7 +279,9 @@ class Hold(MessageLease):
         if self._is_unsure:
             steps = self.steps
             change = replace(change, steps=steps.text(), undos=steps.undos, pending_step=steps.pending or "")
-            change = replace(change, expects=self._versions)
+        # What is decided for good must know all steps: one that seemed lost may have committed.
+        if self._is_unsure or change.status in (Status.DEAD, Status.HALTED):
+            change = replace(change, expects=self.versions)
         self._fenced(change, what)
         assert change.status is not None  # noqa: S101 - an end has one
         self.status = change.status

@@ -75,15 +75,11 @@ class Steps:
             step: dict[str, Any] = {"state": "done", "result": json.loads(encode_result(result))}
         except InvalidResult as error:
             raise InvalidResult(f"step={name!r}: {error}") from None
-        return self._with(name, step | ({"undo": True} if has_undo else {}))
+        return self._with(name, step | ({"undo": True} if has_undo else {})).checked()
 
     def undoing(self, name: str) -> "Steps":
         """A copy that records that a step is being undone."""
         return self._with(name, self._steps[name] | {"state": "undoing"})
-
-    def not_undone(self, name: str) -> "Steps":
-        """A copy in which the undo of a step did not happen."""
-        return self._with(name, self._steps[name] | {"state": "done"})
 
     def undone(self, name: str) -> "Steps":
         """A copy that records that a step was undone."""
@@ -96,29 +92,29 @@ class Steps:
         return self._of(others | {name: _anew(run)} if run > 1 else others)
 
     def anew(self) -> "Steps":
-        """A copy in which the steps that were undone, or may have been, run once more."""
+        """A copy in which the steps that were undone run once more. One whose undo has no end counts as
+        finished."""
         return self._of(
             {
-                name: _anew(self.run(name) + 1) if step["state"] in _UNDONE else step
+                name: _anew(self.run(name) + 1) if step["state"] == "undone" else _finished(step)
                 for name, step in self._steps.items()
             }
         )
 
     def text(self) -> str:
-        """The steps as they are stored.
+        """The steps as they are stored."""
+        return compact_json(self._steps)
 
-        Raises:
-            InvalidResult: the results together are too large.
-        """
-        text = compact_json(self._steps)
-        size = len(text.encode())
+    def checked(self) -> "Steps":
+        """Itself, unless it is too large."""
+        size = len(self.text().encode())
         if size > LARGEST_RESULT:
             last = next(reversed(self._steps))
             raise InvalidResult(
                 f"step={last!r}: with it the results of all steps are {size:,} bytes, expected at most "
                 f"{LARGEST_RESULT:,}: store a reference instead"
             )
-        return text
+        return self
 
     def _with(self, name: str, step: dict[str, Any]) -> "Steps":
         """A copy with this step; it keeps the number of its run. A step that runs again moves to the end."""
@@ -135,6 +131,10 @@ class Steps:
 
 def _anew(run: int) -> dict[str, Any]:
     return {"state": "anew", "run": run}
+
+
+def _finished(step: dict[str, Any]) -> dict[str, Any]:
+    return step | {"state": "done"} if step["state"] == "undoing" else step
 
 
 def checked_name(name: str) -> str:

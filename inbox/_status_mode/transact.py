@@ -25,7 +25,7 @@ from inbox_outbox_base.errors.inbox import (
     TransientError,
     UnusableConnection,
 )
-from inbox_outbox_base.transactions import ending, failed_commit, forked
+from inbox_outbox_base.transactions import ending, failed_commit, forked, interrupted
 from inbox_outbox_base.transactions.joining import LOST, database_to_join, lost_before, roll_back
 from inbox_outbox_base.transactions.session import bind_of, connection_of, is_aborted
 from inbox_outbox_base.transactions.sources import SYNC, Source, check_source, open_source
@@ -75,7 +75,7 @@ class StepTransaction:
             store, held = self._store, self._hold.held
             with self._bounded():
                 if store is not None:
-                    self._locked = store.lock(self._connection, held, self._witness)
+                    self._locked = store.lock(self._connection, held, self._witness, self._hold.versions)
         if store is not None and self._locked is None:
             self._hold.lose()
             raise LeaseLost(f"key={self._hold.held.key!r}: the claim is lost")
@@ -218,7 +218,7 @@ class StepTransaction:
     def _record(self) -> None:
         database = database_of(self._connection)
         message = f"step={self._name!r}: the body committed or rolled back"
-        if self._connection.invalidated:
+        if interrupted.is_lost(self._connection):
             raise TransientError(LOST)
         if not self._connection.in_transaction():
             raise TransactionEnded(message)
@@ -260,10 +260,12 @@ class StepTransaction:
 
     def _is_recorded(self) -> bool:
         """Whether the COMMIT did happen: the witness in the record proves it."""
-        held = self._hold.held
+        store, held = self._store, self._hold.held
+        if store is None:
+            return False
         try:
-            record = self._store.find(held.consumer, held.key) if self._store else None
-        except StoreUnreachable:
+            record = self._hold.call(lambda: store.find(held.consumer, held.key))
+        except BaseException:  # also if it is interrupted
             self._doubt()
             raise
         return record is not None and record.claim == self._witness

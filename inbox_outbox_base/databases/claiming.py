@@ -59,11 +59,13 @@ class Claiming:
                     raise
 
     def lock(self, connection: Connection, tables: Tables, held: dict[str, Any]) -> object:
-        """Lock the record against everybody else until the transaction ends.
+        """Lock the record against everybody else until the transaction ends, if it has one of the claims that
+        are expected.
 
         Return what `has_committed` needs; None if the claim is lost.
         """
         statement = claiming_statements.write(tables, frozenset({"claim"}), claiming_statements.HELD)
+        statement = claiming_statements.expecting(tables, statement)
         return held["claim"] if connection.execute(statement, held).rowcount == 1 else None
 
     def has_committed(

@@ -173,8 +173,13 @@ def write(tables: Tables, names: frozenset[str], among: frozenset[str]) -> Updat
 @cache
 def expecting(tables: Tables, statement: Update) -> Update:
     """The same, if the record also has one of these claims."""
+    return statement.where(expected(tables))
+
+
+def expected(tables: Tables) -> ColumnElement[bool]:
+    """The record has one of these claims."""
     c = tables.status.c
-    return statement.where(c.claim.in_(bindparam("expects", type_=c.claim.type, expanding=True)))
+    return c.claim.in_(bindparam("expects", type_=c.claim.type, expanding=True))
 
 
 @cache

@@ -21,6 +21,9 @@ _WATCHED = "_inbox_discards_interrupted"
 """An attribute of dialects, cheaper for each message than a WeakSet. Engines with options of their own share
 the dialect."""
 
+_INTERRUPTED = "_inbox_interrupted"
+"""An attribute of connections that were discarded."""
+
 _CALLS = ("do_", "fetch")
 """How the names of those methods begin with which SQLAlchemy calls the driver."""
 
@@ -32,6 +35,11 @@ def watch(dialect: Dialect) -> None:
         if taking(dialect.name).has_server:  # without one, no answer is on its way
             # First: a listener of the application may raise an error of its own, which ends the list.
             event.listen(dialect, "handle_error", _handle, insert=True)
+
+
+def is_lost(connection: Connection) -> bool:
+    """Whether the connection has broken by itself."""
+    return connection.invalidated and not hasattr(connection, _INTERRUPTED)
 
 
 def discard(connection: Connection, error: BaseException) -> None:
@@ -56,6 +64,7 @@ def _handle(context: ExceptionContext) -> None:
     # listeners of the application, may raise an error before a statement is sent: then nothing has happened.
     if context.statement is None or any(each.f_code.co_name.startswith(_CALLS) for each in _frames(error)):
         context.is_disconnect = True
+        setattr(context.connection, _INTERRUPTED, True)
         context.invalidate_pool_on_disconnect = False  # the other connections are fine
 
 

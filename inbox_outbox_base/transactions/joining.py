@@ -65,6 +65,8 @@ def roll_back(
 def lost_before(connection: Connection | None, error: BaseException) -> TransientError | None:
     """The error of a body that went on after it had lost its connection, if this error comes of that: the
     body is not to blame. Call this before the rollback."""
-    if connection is not None and connection.invalidated and isinstance(error, PendingRollbackError):
+    if connection is None or not isinstance(error, PendingRollbackError):
+        return None
+    if interrupted.is_lost(connection):
         return TransientError(LOST)
     return None

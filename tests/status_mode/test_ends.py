@@ -1,6 +1,7 @@
 """Edge cases at the end of a claim: who may undo, when a message is over, and what may be acknowledged."""
 
 import asyncio
+import json
 import os
 import signal
 import time
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from inbox import Action, Claim, EventKind, SqlStore, Status, Verdict, release
+from inbox import Action, Claim, EventKind, SqlStore, Status, Verdict, release, retry
 from inbox._status_mode.stores import Change, HeldRecord, Store
 from inbox._status_mode.stores.late_ends import LateEnds
 from inbox.errors import GiveUp, InvalidOption, LeaseLost, StoreUnreachable
@@ -397,3 +398,39 @@ def test_the_newest_end_is_kept() -> None:
         ends.keep(HeldRecord(CONSUMER, "a", token), Change(status=Status.CONSUMED, forget_after=60))
     ends.write_all()
     assert written == [3]
+
+
+@both_stores
+def test_a_retry_after_an_undo_that_raised(store: Store) -> None:
+    """The step counts as finished, so an operator's retry does not call it again."""
+    inbox, calls = status_inbox(store), Calls()
+
+    def body(claim: Claim) -> None:
+        claim.step("charge", called(calls, "charge"), undo=undoing(calls, "charge", failures=1))
+        if len(calls) == 1:
+            raise GiveUp
+
+    with pytest.raises(GiveUp):
+        deliver(inbox, body)
+    retry(store, CONSUMER, "a")
+    assert deliver(inbox, body).verdict is Verdict.NEW
+    assert calls == ["charge", "undo charge None"]
+
+
+@both_stores
+def test_many_writes_without_an_answer(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handler that goes on without them still has the message when the store is back."""
+
+    def unreachable(*_: object) -> bool:
+        raise StoreUnreachable("it does not answer")
+
+    def body(claim: Claim) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "write", unreachable)
+            for number in range(20):
+                with suppress(StoreUnreachable):
+                    claim.step(f"mail {number}", lambda: None)
+        claim.step("last", lambda: None)
+
+    assert deliver(status_inbox(store), body).verdict is Verdict.NEW
+    assert len(json.loads(stored(store).steps or "")) == 21

@@ -7,15 +7,15 @@ from typing import Any, NoReturn
 import pytest
 from sqlalchemy import Engine, create_engine
 
-from inbox import Claim, SqlStore, Status, StatusInbox, Verdict
-from inbox.errors import CommitLost, GiveUp, StoreUnreachable
+from inbox import Claim, SqlStore, Status, StatusInbox, Verdict, release
+from inbox.errors import CommitLost, GiveUp, LeaseLost, StoreUnreachable
 from tests.exactly_once.test_lost_commit import is_commit
 from tests.support import accounts
 from tests.support.database import Database
 from tests.support.on_servers import WITH_WRITERS, on
 from tests.support.proxy import TcpProxy
 from tests.support.status_mode.locks import proxied
-from tests.support.status_mode.stores import deliver, status_inbox, stored
+from tests.support.status_mode.stores import CONSUMER, deliver, status_inbox, stored
 
 pytestmark = [pytest.mark.mysql, on(*WITH_WRITERS)]
 
@@ -92,5 +92,32 @@ def test_a_commit_of_which_nobody_knows(
     monkeypatch.undo()
     assert proxy.was_cut.is_set()
     assert undone == []
+    assert deliver(inbox, body).verdict is Verdict.NEW
+    assert accounts.total(direct) == 1
+
+
+def test_a_commit_that_arrives_late(
+    direct: Engine, way: tuple[TcpProxy, StatusInbox], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A transaction that seemed lost commits after all: neither the next transaction of the same attempt nor
+    a decision for good hides it."""
+    proxy, inbox = way
+
+    def body(claim: Claim) -> None:
+        if not proxy.was_cut.is_set():
+            proxy.cut_on(is_commit, forward=True)
+            with monkeypatch.context() as patch, suppress(CommitLost):
+                patch.setattr(inbox.store, "find", lambda *_: None)  # the COMMIT is not done yet
+                claim.transact("book", accounts.add)
+            assert accounts.total(direct) == 1
+            with pytest.raises(LeaseLost):
+                claim.transact("other", accounts.add)
+            raise GiveUp
+        claim.transact("book", accounts.add)
+
+    with pytest.raises((GiveUp, LeaseLost)):
+        deliver(inbox, body)
+    assert stored(inbox.store).status is Status.CONSUMING
+    release(SqlStore(direct), CONSUMER, "a")
     assert deliver(inbox, body).verdict is Verdict.NEW
     assert accounts.total(direct) == 1

@@ -154,11 +154,14 @@ class SqlStore(Store):
     def now(self) -> datetime:
         return self._run(self._database.now)
 
-    def lock(self, connection: Connection, held: HeldRecord, witness: bytes) -> object:
-        """Lock the record against everybody else until the caller's transaction ends; return what
-        `has_committed` needs, or None if the claim is lost. A transaction that is rolled back leaves no
-        `witness`."""
-        return self._claiming.lock(connection, self.tables, rows.where(held) | {"claim": witness})
+    def lock(
+        self, connection: Connection, held: HeldRecord, witness: bytes, expects: Sequence[bytes]
+    ) -> object:
+        """Lock the record against everybody else until the caller's transaction ends, if its claim is one of
+        these; return what `has_committed` needs, or None if the claim is lost. A transaction that is rolled
+        back leaves no `witness`."""
+        given = rows.where(held) | {"claim": witness, "expects": expects}
+        return self._claiming.lock(connection, self.tables, given)
 
     def has_committed(self, held: HeldRecord, locked: object) -> bool:
         """Whether a transaction that has locked the record, and is over, has committed."""

@@ -36,6 +36,7 @@ from inbox_outbox_base.databases.claiming_statements import (
     after,
     among_claims,
     clock_token,
+    expected,
     held,
     lock_timeout,
     new_values,
@@ -105,7 +106,7 @@ def renew(tables: Tables) -> Update:
 def lock(tables: Tables) -> Select[Any]:
     """Lock the record of a claim that still holds it, and mark the transaction; return its number."""
     number = cast(func.pg_current_xact_id(), Text)
-    marked = select(number, mark(witness(tables))).where(held(tables, HELD))
+    marked = select(number, mark(witness(tables))).where(held(tables, HELD), expected(tables))
     return marked.with_for_update(key_share=True)  # type: ignore[return-value]
 
 
