@@ -14,6 +14,7 @@ from inbox import Action, Claim, EventKind, SqlStore, Status, Verdict, release, 
 from inbox._status_mode.stores import Change, HeldRecord, Store
 from inbox._status_mode.stores.late_ends import LateEnds
 from inbox.errors import GiveUp, InvalidOption, LeaseLost, StoreUnreachable
+from inbox_outbox_base.calls import clock
 from tests.status_mode.test_steps import Calls, called, undoing
 from tests.support.database import Database
 from tests.support.on_servers import both_stores, on
@@ -434,3 +435,25 @@ def test_many_writes_without_an_answer(store: Store, monkeypatch: pytest.MonkeyP
 
     assert deliver(status_inbox(store), body).verdict is Verdict.NEW
     assert len(json.loads(stored(store).steps or "")) == 21
+
+
+def test_an_end_whose_record_is_locked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not delay the others for long: for some seconds nothing is tried, and then they come first."""
+    tried, now = list[str](), [0.0]
+
+    def write(held: HeldRecord, _: Change) -> bool:
+        tried.append(held.key)
+        if held.key == "locked":
+            raise StoreUnreachable("somebody has locked it")
+        return True
+
+    monkeypatch.setattr(clock, "now", lambda: now[0])
+    ends = LateEnds(write)
+    for key in ("locked", "a", "b"):
+        ends.keep(HeldRecord(CONSUMER, key, 1), Change(status=Status.CONSUMED, forget_after=60))
+    ends.write_all()
+    ends.write_all()
+    assert tried == ["locked"]
+    now[0] += 60
+    ends.write_all()
+    assert tried == ["locked", "a", "b", "locked"]

@@ -1,6 +1,7 @@
 """Ends of handlers, kept because the store could not record them immediately."""
 
 import logging
+import math
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -18,6 +19,9 @@ _MOST = 10_000
 _LONGEST = 1.0
 """Seconds for the ends of other messages."""
 
+_PAUSE = 10.0
+"""Seconds before they are tried again after one that got no answer, which can take as long."""
+
 _log = logging.getLogger("inbox.claims")
 
 
@@ -28,6 +32,7 @@ class LateEnds:
     def __init__(self, write: "Callable[[HeldRecord, Change], bool]") -> None:
         self._write = write
         self._ends: dict[tuple[str, str], tuple[HeldRecord, Change]] = {}
+        self._again_at = -math.inf
         self._refused: set[tuple[str, str]] = set()
         self._lock, self._writing = threading.Lock(), threading.Lock()
 
@@ -44,7 +49,7 @@ class LateEnds:
 
     def write_all(self) -> None:
         """Write the ends, now that the store answers: one thread at a time, for a second at most."""
-        if not self._writing.acquire(blocking=False):
+        if clock.now() < self._again_at or not self._writing.acquire(blocking=False):
             return
         until = clock.now() + _LONGEST
         try:
@@ -52,8 +57,11 @@ class LateEnds:
                 # What was refused once is tried again with a claim of that message only.
                 if message not in self._refused and clock.now() < until:
                     self.write(message)
-        except StoreUnreachable:
-            return
+        except StoreUnreachable:  # perhaps only because the row is locked
+            self._again_at = clock.now() + _PAUSE
+            with self._lock:
+                if message in self._ends:
+                    self._ends[message] = self._ends.pop(message)  # the others come first
         except Exception:  # noqa: BLE001 - it is logged, and the others go on with the next call
             return
         finally:
