@@ -229,10 +229,8 @@ def _too_old(
         return set()
     horizon = database.now(connection) - retention.duration
     old = {index for index, each in doubtful if each < horizon}
-    if old and not policy.is_seen(connection):
-        policy.agree(connection, is_new=False)
-        if policy.retention(connection) != retention:
-            return _too_old(database, connection, policy, times)
+    if old and policy.confirmed(connection) != retention:
+        return _too_old(database, connection, policy, times)
     return old
 
 

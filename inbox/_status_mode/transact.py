@@ -159,7 +159,7 @@ class StepTransaction:
         )
         if self._has_failed:
             self._handle.close()  # the pool may have no other connection
-            with suppress(StoreUnreachable):
+            with suppress(StoreUnreachable):  # then the step is in doubt, and the error goes up
                 if self._is_recorded():
                     self._adopt()
         if isinstance(error, Exception) and (is_over or is_lost):

@@ -123,7 +123,8 @@ class Later(_Guard):
     def is_ended(self) -> bool:
         if not self.is_used:
             return False
-        self.state.ask_after_error()  # no row of ours tells
+        if not self.is_doubtful:  # else it asks anyway
+            self.state.ask_after_error()  # no row of ours tells
         is_ended = _Guard.is_ended(self)
         self.is_begun = self.is_begun or not is_ended
         return is_ended and self.is_begun

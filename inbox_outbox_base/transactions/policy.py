@@ -154,6 +154,15 @@ class Declaration:
             return self.asked
         return self._known(connection) or self.agree(connection, is_new=False)
 
+    def confirmed(self, connection: Connection) -> Retention:
+        """The same, compared with the stored policy unless this process has just done so.
+
+        Raises: as `agree`.
+        """
+        return (
+            self.retention(connection) if self.is_seen(connection) else self.agree(connection, is_new=False)
+        )
+
     def kept(self, connection: Connection) -> float:
         """In seconds: the requested time, else the known or the default one. A query is sent only for the
         role, if that decides."""

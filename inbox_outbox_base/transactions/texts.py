@@ -70,8 +70,7 @@ def may_end(statement: Any) -> bool:
     # A driver may be set to send several statements at once.
     if _CANNOT_END.match(text) and ";" not in text:
         return False  # as most are
-    begin = _LEADING.match(text)
-    text = text[begin.end() if begin else 0 :].rstrip("; \t\r\n")
+    text = _LEADING.sub("", text, count=1).rstrip("; \t\r\n")
     return ";" in text or not _CANNOT_END.match(text)
 
 

@@ -95,16 +95,17 @@ def test_the_transaction_goes_on(engine: Engine, run: Callable[[Engine, Body], N
     assert accounts.total(engine) == 8
 
 
-def chained(connection: Connection) -> None:
-    """Roll back, and begin another transaction."""
-    accounts.add(connection)
-    connection.execute(text("ROLLBACK AND CHAIN"))
+def sending(statement: str) -> Body:
+    """Write, and send a text that ends the transaction."""
+
+    def body(connection: Connection) -> None:
+        accounts.add(connection)
+        connection.execute(text(statement))
+
+    return body
 
 
-def begun_again(connection: Connection) -> None:
-    """Commit, and begin another transaction."""
-    accounts.add(connection)
-    connection.execute(text("START TRANSACTION"))
+rolled_back, chained, begun_again = map(sending, ("ROLLBACK", "ROLLBACK AND CHAIN", "START TRANSACTION"))
 
 
 def failed_ddl(connection: Connection) -> None:
@@ -123,12 +124,6 @@ def analyzed(connection: Connection) -> None:
 def called(connection: Connection) -> None:
     """The very first statement commits a part and writes another."""
     connection.execute(text("CALL book_twice()"))
-
-
-def rolled_back(connection: Connection) -> None:
-    """Roll back as text."""
-    accounts.add(connection)
-    connection.execute(text("ROLLBACK"))
 
 
 def rolled_back_by_the_driver(connection: Connection) -> None:

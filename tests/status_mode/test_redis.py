@@ -126,7 +126,7 @@ def test_names_are_no_patterns(client: "redis.Redis") -> None:
     assert {record.consumer for record in store.list(None, None, 100)} == set(names)
 
 
-def test_names_of_other_programs(client: "redis.Redis") -> None:
+def test_names_of_other_programs(client: "redis.Redis", monkeypatch: pytest.MonkeyPatch) -> None:
     """`list` leaves out what only begins like a name of the store, and names no message twice."""
     store = RedisStore(client)
     for prefix in ("inbox", "inbox:eu", "inbox:3"):
@@ -135,7 +135,7 @@ def test_names_of_other_programs(client: "redis.Redis") -> None:
     for name in ("inbox:lock", "inbox:6:orde", "inbox:1:ab", b"inbox:2:\xff\xff:a"):
         client.set(name, "1")
     scan = client.scan_iter
-    client.scan_iter = lambda **given: chain(scan(**given), scan(**given))  # type: ignore[method-assign]
+    monkeypatch.setattr(client, "scan_iter", lambda **given: chain(scan(**given), scan(**given)))
     assert [(record.consumer, record.key) for record in store.list(None, None, 100)] == [("orders", "a")]
 
 

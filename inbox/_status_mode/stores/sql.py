@@ -230,12 +230,7 @@ class SqlStore(Store):
         return policy.asked or self._run(policy.retention)
 
     def agreed(self, policy: Declaration) -> Retention:
-        def look(connection: Connection) -> Retention:
-            if policy.is_seen(connection):
-                return policy.retention(connection)
-            return policy.agree(connection, is_new=False)
-
-        return self._run(look)
+        return self._run(policy.confirmed)
 
     def claim_on(self, connection: Connection, request: Request) -> ClaimAnswer | None:
         """Claim on a connection where each statement commits; None: try again."""
