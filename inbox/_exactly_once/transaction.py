@@ -205,8 +205,7 @@ class Transaction:
             forked.abandon(handle)
             return
         lost = lost_before(getattr(self, "connection", None), error)
-        is_over = self._is_over(error)
-        is_lost = not is_over and self._is_lost(error)
+        end = self._end_after(error)
         self.leave()
         if self.verdict is Verdict.NEW:
             # If the ROLLBACK cannot be sent, the pool must not hand this transaction to its next user.
@@ -215,27 +214,19 @@ class Transaction:
             handle,
             getattr(self, "connection", None),
             error,
-            is_over=is_over and self._transaction.is_active,
+            is_over=end == "over" and self._transaction.is_active,
         )
-        if is_over or is_lost:
-            self._check_not_committed(error, is_lost=is_lost)
+        if end != "open":
+            self._check_not_committed(error, is_lost=end == "lost")
         if lost is not None:
             raise lost from error
 
-    def _is_over(self, error: BaseException) -> bool:
+    def _end_after(self, error: BaseException) -> ending.After:
         """Whether an error of the body's own came after the end of the transaction."""
-        if not self._may_have_committed(error):
-            return False
-        return ending.is_over(self._handle, self.connection, self._transaction, error)
-
-    def _is_lost(self, error: BaseException) -> bool:
-        """Whether nobody can tell, because the connection is gone."""
-        return self._may_have_committed(error) and (self.connection.closed or self.connection.invalidated)
-
-    def _may_have_committed(self, error: BaseException) -> bool:
-        if not self._is_watched or self.verdict is not Verdict.NEW or not isinstance(self.bind, Engine):
-            return False
-        return isinstance(error, Exception) and find(error, TransactionEnded) is None
+        is_ours = self._is_watched and self.verdict is Verdict.NEW and isinstance(self.bind, Engine)
+        if not is_ours or not isinstance(error, Exception) or find(error, TransactionEnded) is not None:
+            return "open"
+        return ending.after_error(self._handle, self.connection, self._transaction, error)
 
     def _check_not_committed(self, error: BaseException, *, is_lost: bool) -> None:
         """An error of the database may also have ended the transaction, and then nothing has committed."""

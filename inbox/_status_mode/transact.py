@@ -142,9 +142,8 @@ class StepTransaction:
             forked.abandon(self._handle)
             return
         lost = lost_before(getattr(self, "_connection", None), error)
-        is_over = self._is_over(error)
-        is_lost = not is_over and self._is_lost()
-        if is_over and not isinstance(error, Exception):
+        end = self._end_after(error)
+        if end == "over" and not isinstance(error, Exception):
             # Interrupted: it does not wait until it is known whether the body has committed or rolled back.
             self._hold.halt_at(self._name, self._witness, has_undo=self._has_undo)
         self.leave()
@@ -155,31 +154,23 @@ class StepTransaction:
             self._handle,
             getattr(self, "_connection", None),
             error,
-            is_over=is_over and self._transaction.is_active,
+            is_over=end == "over" and self._transaction.is_active,
         )
         if self._has_failed:
             self._handle.close()  # the pool may have no other connection
             with suppress(StoreUnreachable):  # then the step is in doubt, and the error goes up
                 if self._is_recorded():
                     self._adopt()
-        if isinstance(error, Exception) and (is_over or is_lost):
-            self._check_not_committed(error, is_lost=is_lost)
+        if isinstance(error, Exception) and end != "open":
+            self._check_not_committed(error, is_lost=end == "lost")
         if lost is not None:
             raise lost from error
 
-    def _is_over(self, error: BaseException) -> bool:
-        if not self._may_have_committed():
-            return False
+    def _end_after(self, error: BaseException) -> ending.After:
+        if not self._is_watched or self._store is None:  # without a record, nobody could tell
+            return "open"
         asks = isinstance(error, Exception)
-        return ending.is_over(self._handle, self._connection, self._transaction, error, asks=asks)
-
-    def _is_lost(self) -> bool:
-        """Whether nobody can tell, because the connection is gone."""
-        return self._may_have_committed() and (self._connection.closed or self._connection.invalidated)
-
-    def _may_have_committed(self) -> bool:
-        """Whether the record can tell if the body has committed."""
-        return self._is_watched and self._store is not None
+        return ending.after_error(self._handle, self._connection, self._transaction, error, asks=asks)
 
     def _check_not_committed(self, error: BaseException, *, is_lost: bool) -> None:
         """An error of the database may also have ended the transaction, and then nothing has committed."""

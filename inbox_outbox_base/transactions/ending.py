@@ -13,7 +13,7 @@ may end a transaction and begin another one. Inside a savepoint of the body's, t
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy import Connection, RootTransaction, event
 from sqlalchemy.exc import DBAPIError, PendingRollbackError, ResourceClosedError
@@ -36,6 +36,7 @@ _ANOTHER = (
     "the body ended the transaction and began another one: what it wrote first and what it wrote later are "
     "not in one transaction"
 )
+After = Literal["open", "over", "lost"]
 UNDONE = "the body swallowed a database error that had undone the transaction: nothing was written"
 
 _WATCHED = "_inbox_watched"
@@ -205,32 +206,34 @@ def unwatch(handle: Connection | Session, connection: Connection) -> None:
         setattr(handle, _WATCHED, None)
 
 
-def is_over(
+def after_error(
     handle: Connection | Session,
     connection: Connection,
     transaction: RootTransaction | SessionTransaction,
     error: BaseException,
     *,
     asks: bool = True,
-) -> bool:
-    """After this error of the body, and before the ROLLBACK: whether the watched transaction has ended. It
-    may have committed, or an error may have rolled it back. False if the connection is lost. Without `asks`
-    nothing is sent to the server, so it is also False if the body has begun another transaction unseen."""
+) -> After:
+    """How the watched transaction stands after this error of the body, before the ROLLBACK. If it is "over",
+    it may have committed, or an error may have rolled it back; if it is "lost", with its connection, nobody
+    can tell. Without `asks` nothing is sent to the server, so it is also "open" if the body has begun another
+    transaction unseen."""
     if handle.get_transaction() is not transaction:
-        return True
+        return "over"
     if not (connection.closed or connection.invalidated):
         interrupted.discard(connection, error)
     if connection.closed or connection.invalidated:
-        return False
+        return "lost"
     guard: _Guard = getattr(connection, _GUARD)
-    if not asks:
-        return guard.has_lost_savepoint or guard.state.is_ended(guard.mark)
-    if guard.has_lost_savepoint or guard.is_ended():
-        return True
+    if guard.has_lost_savepoint or (guard.is_ended() if asks else guard.state.is_ended(guard.mark)):
+        return "over"
     try:
-        return mark_of(connection).is_gone(connection, undo=True)
+        is_gone = asks and mark_of(connection).is_gone(connection, undo=True)
     except DBAPIError:  # it is lost now, as the ROLLBACK will find
-        return False
+        is_gone = False
+    if is_gone:
+        return "over"
+    return "lost" if connection.closed or connection.invalidated else "open"
 
 
 def refuse_ended(connection: Connection, message: str) -> None:
