@@ -172,7 +172,10 @@ def _fenced(store: Store, record: Record) -> Record:
     change = Change(token=record.token + 1, forget_after=_KEPT)
     if not store.write(HeldRecord(record.consumer, record.key, record.token), change, among=[record.status]):
         raise _changed(record)
-    return _found(store, record.consumer, record.key, among=(record.status,))
+    fenced = _found(store, record.consumer, record.key, among=(record.status,))
+    if fenced.token != change.token:  # somebody has claimed it since
+        raise _changed(record)
+    return fenced
 
 
 def _changed(record: Record) -> WrongStatus:

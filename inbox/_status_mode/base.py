@@ -176,7 +176,17 @@ class StatusConsumer:
             call=self._call,
             max_runtime=self.max_runtime,
             memory=self._memory,
+            remembered=0.0 if self._memory is None else self._seconds_kept(),
         )
+
+    def _seconds_kept(self) -> float:
+        """How long the records are kept; 0 if nobody can tell."""
+        if self._policy is None or self._policy.asked is not None:
+            return self._kept
+        try:
+            return self.store.retention(self._policy).duration.total_seconds()
+        except StoreUnreachable:
+            return 0.0
 
     def _schedule(self) -> Schedule:
         """A schedule for the heartbeats of one process or event loop."""
@@ -193,10 +203,8 @@ class StatusConsumer:
             known = Known(record.digest, record.result)
             if self._memory is not None:
                 # Remember it no longer than the record itself is kept.
-                age = answer.now - record.updated_at
-                self._memory.remember(
-                    (self.store.history, record.key), known, (self.retention.duration - age).total_seconds()
-                )
+                left = self._seconds_kept() - (answer.now - record.updated_at).total_seconds()
+                self._memory.remember((self.store.history, record.key), known, left)
             return known.outcome(None)
         if answer.verdict is Verdict.IN_FLIGHT:
             wait, left = self.backoff.delay(record.attempts_started), answer.lease_left.total_seconds()

@@ -7,7 +7,7 @@ from hashlib import blake2b
 from typing import Any
 
 from inbox._listening.outcome import Outcome
-from inbox_outbox_base.calls.signals import is_interruption
+from inbox_outbox_base.calls.signals import as_failure, is_interruption
 from inbox_outbox_base.checks.options import done
 from inbox_outbox_base.checks.results import encode_result
 from inbox_outbox_base.errors.blame import is_own
@@ -80,7 +80,7 @@ class ClaimBase:
 
     @property
     def lost(self) -> bool:
-        """Whether the lease has ended. If so, stop: somebody else may have the message."""
+        """Whether the lease has ended, or the block. If so, stop: somebody else may have the message."""
         return self._hold is not None and self._hold.lost
 
     @property
@@ -177,12 +177,17 @@ class ClaimBase:
         if to_undo:
             hold.undoing(to_undo[0][0])  # raises if the message was lost: then nothing is undone
         for name, undo in to_undo:
+            hold.check()
             try:
                 done("undo", undo(hold.steps.result(name)))
-            except Exception as failure:
-                self._undo_failed(name, failure)
-                if find(error, GivingUp) is not None:
+            except BaseException as failure:
+                is_interrupted = not isinstance(failure, Exception) and is_interruption(failure)
+                if not (is_interrupted and self._let_go(failure)):
+                    self._undo_failed(name, failure)
+                if is_interrupted:
                     raise
+                if find(error, GivingUp) is not None:
+                    raise as_failure(failure) from failure.__cause__
                 return  # a later delivery retries the undo
             # Recorded one by one: after a crash, only the remaining steps are undone.
             hold.undone(name)
@@ -216,7 +221,7 @@ class ClaimBase:
             return []
         return [(name, self._undos[name]) for name in hold.steps.to_undo() if name in self._undos]
 
-    def _undo_failed(self, name: str, failure: Exception) -> None:
+    def _undo_failed(self, name: str, failure: BaseException) -> None:
         """A later delivery retries the undo, a few times."""
         hold = self._held
         error = RuntimeError(f"undo of step {name!r} failed: {describe(failure)}")

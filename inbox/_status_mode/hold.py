@@ -58,12 +58,17 @@ class Hold(MessageLease):
         call: Caller,
         max_runtime: float | None = None,
         memory: Memory | None = None,
+        remembered: float = 0.0,
     ) -> None:
         super().__init__(store, request, answer, sent=sent, hooks=hooks, call=call, max_runtime=max_runtime)
         self._answer = answer
         self._memory = memory
+        self._remembered = remembered
         self._is_unsure = False
         """Whether the last write about steps got no answer, so that the record may not have it."""
+        self._has_committed = False
+        """Whether a transaction has committed a step: a record without it is older than the attempt, as after
+        a fail-over."""
         self.is_doubted = False
         """Whether a transaction may have recorded a step that this attempt does not know."""
         self._running: str | None = None
@@ -147,6 +152,7 @@ class Hold(MessageLease):
     def adopt(self, name: str, steps: Steps, witness: bytes, *, sent: float, seconds: float) -> None:
         """A transaction has committed a step and renewed the lease; `sent` is when the renewal was sent."""
         self.steps, self.versions = steps, (witness,)
+        self._has_committed = True
         self._until = sent + self.lease
         self.emit(EventKind.STEP_DONE, step=name, seconds=seconds)
 
@@ -163,7 +169,7 @@ class Hold(MessageLease):
         if self._memory is not None and self._store is not None:
             # Memory may answer duplicates only after the store has recorded the end.
             known = Known(self._answer.record.digest, text)
-            self._memory.remember((history, self.held.key), known, self._request.retention)
+            self._memory.remember((history, self.held.key), known, self._remembered)
         self.emit(EventKind.COMPLETED)
 
     def fail(self, error: BaseException, *, for_good: bool) -> None:
@@ -208,6 +214,7 @@ class Hold(MessageLease):
 
     def leave(self) -> None:
         """The block is over; tell monitoring if its end was not recorded."""
+        self._is_over = True
         if self.status is Status.CONSUMING and self.is_here:
             self.emit(EventKind.ABANDONED)
 
@@ -223,8 +230,9 @@ class Hold(MessageLease):
         """Record that the first step is being undone: the message can no longer succeed. Renews the lease.
 
         Raises:
-            LeaseLost: somebody else has the message; nothing may be undone.
+            LeaseLost: somebody else has the message, or may have it; nothing may be undone.
         """
+        self.check()
         if self.steps.is_undoing:
             self.renew()
         else:
@@ -275,12 +283,14 @@ class Hold(MessageLease):
     def _end(self, change: Change, what: str) -> None:
         # Before the write: a heartbeat that finds the message ended must not report a lost claim.
         self._ended = True
-        # The last write about steps may be missing, so repeat it with the end.
-        if self._is_unsure:
-            steps = self.steps
+        # The last write about steps may be missing, so repeat it with the end. An operator's decision rests
+        # on all of them, and a store can lose writes that it has answered.
+        steps, is_given_up = self.steps, change.status in (Status.DEAD, Status.HALTED)
+        if self._is_unsure or (is_given_up and steps):
             change = replace(change, steps=steps.text(), undos=steps.undos, pending_step=steps.pending or "")
-        # What is decided for good must know all steps: one that seemed lost may have committed.
-        if self._is_unsure or change.status in (Status.DEAD, Status.HALTED):
+        # What is decided for good must know all steps: one that seemed lost may have committed, and one that
+        # has committed may be lost.
+        if self._is_unsure or is_given_up or self._has_committed:
             change = replace(change, expects=self.versions)
         self._fenced(change, what)
         assert change.status is not None  # noqa: S101 - an end has one

@@ -41,6 +41,7 @@ class MessageLease:
         self.call = call
         self._process = os.getpid()
         self._ended = self._lost = False
+        self._is_over = False  # the block; what it has left behind must not go on
         self._untold = Lock()  # taken by the one who tells monitoring that the claim is lost
         self._overdue_at = math.inf if max_runtime is None else sent + max_runtime
         self.is_locked = False
@@ -80,13 +81,15 @@ class MessageLease:
     @property
     def lost(self) -> bool:
         """Whether somebody else may have the claim by now, or this process must give it up."""
-        return self._lost or self.left < 0 or self.is_overdue or not self.is_here
+        return self._lost or self._is_over or self.left < 0 or self.is_overdue or not self.is_here
 
     @property
     def loss(self) -> str:
         """Why the claim is lost, if it is."""
         if not self.is_here:
             return f"process {os.getpid()} was forked from {self._process}, which has the claim"
+        if self._is_over:
+            return "the block is over"
         if self.is_overdue:
             return f"the handler ran longer than max_runtime, {self._overdue_at - self._sent:g} s"
         return "the lease has expired, or the message was taken away"
@@ -135,19 +138,20 @@ class MessageLease:
         Raises:
             LeaseLost: the claim is lost.
         """
+        self.check_process()
         if self._lost or self.is_overdue:
             self._refuse()
-        self.check_process()
         if self.lost:  # by the worker's own clock; the store knows better
             self.renew()
 
     def check_process(self) -> None:
-        """Raise in a fork of the process that has the claim: a fork writes nothing about the message.
+        """Raise in a fork of the process that has the claim, and after the block: neither writes anything
+        about the message.
 
         Raises:
-            LeaseLost: this is a fork.
+            LeaseLost: this is a fork, or the block is over.
         """
-        if not self.is_here:
+        if self._is_over or not self.is_here:
             raise LeaseLost(f"key={self.held.key!r}: {self.loss}")
 
     def _refuse(self) -> NoReturn:

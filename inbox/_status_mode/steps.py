@@ -21,6 +21,9 @@ class Steps:
     def __init__(self, text: str | None) -> None:
         self._steps: dict[str, dict[str, Any]] = json.loads(text) if text else {}
 
+    def __bool__(self) -> bool:
+        return bool(self._steps)
+
     def state(self, name: str) -> State | None:
         """The recorded state of a step; None if nothing is recorded."""
         step = self._steps.get(name)

@@ -26,6 +26,7 @@ from inbox_outbox_base.errors.inbox import (
     UnusableConnection,
 )
 from inbox_outbox_base.transactions import ending, failed_commit, forked, interrupted
+from inbox_outbox_base.transactions.connect import root
 from inbox_outbox_base.transactions.joining import LOST, database_to_join, lost_before, roll_back
 from inbox_outbox_base.transactions.session import bind_of, connection_of, is_aborted
 from inbox_outbox_base.transactions.sources import SYNC, Source, check_source, open_source
@@ -61,6 +62,7 @@ class StepTransaction:
         Raises:
             LeaseLost: somebody else has the message.
             UnusableConnection: the connection is in AUTOCOMMIT mode.
+            InvalidOption: it is not in the store's database.
         """
         self._handle = handle
         with OWN:
@@ -77,6 +79,10 @@ class StepTransaction:
                 if store is not None:
                     self._locked = store.lock(self._connection, held, self._witness, self._hold.versions)
         if store is not None and self._locked is None:
+            if root(self._connection.engine) is not root(store.engine) and store.has(held):
+                raise InvalidOption(
+                    f"step={self._name!r}: source= is not the store's database, or not the same schema of it"
+                )
             self._hold.lose()
             raise LeaseLost(f"key={self._hold.held.key!r}: the claim is lost")
         self._hold.is_locked = True

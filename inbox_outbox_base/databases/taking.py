@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Literal, NamedTuple
+from weakref import WeakSet
 
-from sqlalchemy import Connection, Engine, Table
+from sqlalchemy import Connection, Engine, Pool, Table, event
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import ConnectionPoolEntry
 
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.tables.inbox import Tables
@@ -104,6 +106,23 @@ def schema_of(connection: Connection, table: Table) -> str | None:
     return found
 
 
+_BORROWED = "inbox: how many settings of the session have another value"
+_looking: WeakSet[Pool] = WeakSet()
+"""Pools that look for such a setting when a connection comes back."""
+
+
+def _discard_marked(pool: Pool) -> None:
+    """A signal's exception can come before the first line that would put a setting back."""
+    if pool not in _looking:
+        event.listen(pool, "reset", _refuse_marked)
+        _looking.add(pool)
+
+
+def _refuse_marked(_: object, entry: ConnectionPoolEntry | None, __: object) -> None:
+    if entry is not None and entry.info.get(_BORROWED):
+        raise RuntimeError("interrupted while a setting of the session had another value: discarded")
+
+
 class Borrowed(AbstractContextManager[None]):
     """Around statements of ours that need another value of a setting of the session. It has its own value
     again after every error, also one that a signal handler raises; else the connection does not return to the
@@ -119,9 +138,12 @@ class Borrowed(AbstractContextManager[None]):
         self._put_back = put_back
 
     def __enter__(self) -> None:
+        _discard_marked(self._connection.engine.pool)
+        self._count(1)
         try:
             self._change()
         except DBAPIError:
+            self._count(-1)
             raise  # it was refused
         except BaseException:  # nobody knows whether it was sent, so whether there is something to put back
             self._discard()
@@ -135,10 +157,15 @@ class Borrowed(AbstractContextManager[None]):
             is_lost = isinstance(error, DBAPIError) and codes.breaks_connection(error)
             if not (is_lost or self._connection.invalidated):
                 self._put_back()
+                self._count(-1)
                 is_as_before = True
         finally:
             if not is_as_before:
                 self._discard()
+
+    def _count(self, change: int) -> None:
+        info = self._connection.info
+        info[_BORROWED] = info.get(_BORROWED, 0) + change
 
     def _discard(self) -> None:
         if not (self._connection.closed or self._connection.invalidated):

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 import pytest
 from sqlalchemy import URL, Connection, Engine, create_engine, select, text
 
-from inbox import Inbox, Outcome, Verdict
+from inbox import Inbox, Outcome, SqlStore, StatusInbox, Verdict
+from inbox.errors import LeaseLost
 from inbox.schema import tables
 from outbox import Outbox, Relay
 from tests.support import accounts
@@ -19,6 +20,7 @@ from tests.support.database import make_tables
 from tests.support.outbox_publishers import TABLES, Recorder, count, messages, names_of, publish
 from tests.support.processes import wait_until
 from tests.support.replication import Primary, Standby
+from tests.support.status_mode.stores import stored
 from tests.support.together import Broker, Task
 
 NEW, DUPLICATE = Verdict.NEW, Verdict.DUPLICATE
@@ -116,6 +118,28 @@ def test_asynchronous_replication_loses_whole_messages(pair: Pair) -> None:
     again = Recorder()
     assert Relay(engine, again).run_once() == 3
     assert not {message.id for message in again.sent} & {message.id for message in publisher.sent}
+
+
+def test_a_step_that_the_standby_lacks(pair: Pair) -> None:
+    """A message whose step has committed on the primary alone is not completed on the standby: its next
+    delivery runs the step again."""
+    inbox = StatusInbox("billing", store=SqlStore(pair.engine()), lease=1, heartbeat=False)
+
+    block = inbox.claim("a1")
+    claim = block.__enter__()
+    pair.primary.wait_for_standby()
+    with pair.primary.cut_off():
+        claim.transact("add", accounts.add)
+        pair.primary.kill()
+    pair.standby.promote()
+    with pytest.raises(LeaseLost):
+        block.__exit__(None, None, None)
+    until = stored(inbox.store, "a1", "billing").lease_until
+    assert until is not None
+    wait_until(lambda: inbox.store.now() > until)
+    with inbox.claim("a1") as claim:
+        claim.transact("add", accounts.add)
+    assert accounts.total(pair.engines[0]) == 1
 
 
 @pytest.mark.long

@@ -11,6 +11,7 @@ from sqlalchemy.exc import StatementError
 
 from inbox import Inbox, SqlStore, StatusInbox, Verdict, purge
 from inbox.errors import TransactionAborted, TransactionEnded
+from inbox_outbox_base.databases.taking import Borrowed
 from outbox import Outbox, Relay, pause
 from tests.support import accounts
 from tests.support.database import Database
@@ -29,6 +30,7 @@ SESSIONS = {"postgresql": "pg_backend_pid()", "mariadb": "connection_id()", "mys
 LOCK_WAITS = {
     "postgresql": "SHOW lock_timeout",
     "mariadb": "SELECT @@innodb_lock_wait_timeout",
+    "mysql": "SELECT @@innodb_lock_wait_timeout",
     "sqlite": "PRAGMA busy_timeout",
 }
 
@@ -113,6 +115,28 @@ def test_no_other_message_pays(migrated: Database, work: Callable[[Engine, str],
     """Wherever a call is interrupted, ours or the body's, the next messages on the same pool are taken once,
     answered with their own results, and not blamed."""
     assert at_each_answer(migrated, work) > 3
+
+
+@on("mariadb", "mysql")
+def test_before_a_setting_is_put_back(migrated: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal's exception that comes when the code that puts a setting back has just been entered: the
+    connection is discarded, so that the next user of the pool has the settings of its own."""
+    engine = accounts.make(migrated.engine(pool_size=1, max_overflow=0))
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    steps(engine, "a")
+    own_wait, total = lock_wait(engine, migrated), accounts.total(engine)
+    with monkeypatch.context() as patch:
+        patch.setattr(Borrowed, "__exit__", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            steps(engine, "b")
+    assert lock_wait(engine, migrated) == own_wait
+    with engine.connect() as connection:
+        accounts.add(connection)
+        connection.rollback()
+    assert accounts.total(engine) == total
 
 
 @on("mariadb")

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from itertools import product
 from typing import Any
@@ -26,7 +27,7 @@ from inbox import (
     show_message,
 )
 from inbox._status_mode.stores import Store
-from inbox.errors import GiveUp, LeaseLost
+from inbox.errors import GiveUp, LeaseLost, WrongStatus
 from tests.support.database import Database
 from tests.support.on_servers import STORES, on, spread
 from tests.support.status_mode.repairs import (
@@ -179,6 +180,30 @@ def test_release(store: Store) -> None:
         is_taken_over(store, zombie)
     record = stored(store, KEY)
     assert (record.status, record.attempts_started) == (Status.CONSUMED, 1)
+
+
+@two_stores
+def test_a_release_while_the_lease_ends(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message is not taken from a worker that has claimed it since the operator looked at it."""
+    claim, find, looks = inbox_of(store, lease=0.5).claim(KEY), store.find, []
+    claim.__enter__()
+
+    def found(*where: str) -> Record | None:
+        looks.append(where)
+        if len(looks) == 2:
+            time.sleep(0.7)
+            assert successor.__enter__().is_new
+        return find(*where)
+
+    with ExitStack() as stack:
+        successor = inbox_of(store).claim(KEY)
+        stack.push(successor)
+        monkeypatch.setattr(store, "find", found)
+        with pytest.raises(WrongStatus, match="it has just been changed"):
+            release(store, CONSUMER, KEY)
+    assert stored(store, KEY).status is Status.CONSUMED
+    with pytest.raises(LeaseLost):
+        claim.__exit__(None, None, None)
 
 
 def is_taken_over(store: Store, zombie: Claim) -> None:

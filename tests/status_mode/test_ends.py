@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import threading
 import time
 from contextlib import suppress
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from inbox import Action, Claim, EventKind, SqlStore, Status, Verdict, release, retry
-from inbox._status_mode.stores import Change, HeldRecord, Store
+from inbox._status_mode.stores import Change, HeldRecord, Store, late_ends
 from inbox._status_mode.stores.late_ends import LateEnds
 from inbox.errors import GiveUp, InvalidOption, LeaseLost, StoreUnreachable
 from inbox_outbox_base.calls import clock
@@ -22,6 +23,7 @@ from tests.support.processes import wait_until
 from tests.support.status_mode.asynchronous import beside, in_loop, inbox_at, recorded
 from tests.support.status_mode.stores import (
     CONSUMER,
+    Failed,
     Place,
     change,
     deliver,
@@ -31,6 +33,7 @@ from tests.support.status_mode.stores import (
     status_inbox,
     stored,
 )
+from tests.support.together import Task
 
 
 @both_stores
@@ -399,6 +402,66 @@ def test_the_newest_end_is_kept() -> None:
         ends.keep(HeldRecord(CONSUMER, "a", token), Change(status=Status.CONSUMED, forget_after=60))
     ends.write_all()
     assert written == [3]
+
+
+def test_an_end_that_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    """The log does not say that it was recorded."""
+    ends = LateEnds(lambda *_: False)
+    ends.keep(HeldRecord(CONSUMER, "a", 1), Change(status=Status.CONSUMED, forget_after=60))
+    ends.write_all()
+    assert "key 'a': how its handler ended was refused" in caplog.text
+    assert not ends
+
+
+def test_a_full_list_of_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An end replaces an older one of its message; another message's is not kept."""
+    monkeypatch.setattr(late_ends, "_MOST", 1)
+    ends = LateEnds(lambda *_: True)
+    for key, token, status in (("a", 1, Status.FAILED), ("b", 1, Status.DEAD), ("a", 2, Status.CONSUMED)):
+        ends.keep(HeldRecord(CONSUMER, key, token), Change(status=status, forget_after=60))
+    assert ends.settles((CONSUMER, "a"))
+    assert not ends.settles((CONSUMER, "b"))
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_ends_in_a_fork() -> None:
+    """A fork that begins while another thread writes the ends writes them as well."""
+    talk, said = os.pipe()
+    forked, begun = threading.Event(), threading.Event()
+
+    def write(*_: object) -> bool:
+        begun.set()
+        return forked.wait(60)
+
+    ends = LateEnds(write)
+    ends.keep(HeldRecord(CONSUMER, "a", 1), Change(status=Status.CONSUMED, forget_after=60))
+    writing = Task(ends.write_all)
+    assert begun.wait(60)
+    child = os.fork()
+    forked.set()
+    if not child:
+        ends.write_all()
+        os.write(said, b"0" if ends else b"1")
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(talk, 1) == b"1"
+    writing.result()
+
+
+@both_stores
+def test_what_a_block_leaves_behind(store: Store) -> None:
+    """A thread that goes on after the block runs no further step: the next attempt may be running it."""
+    claims: list[Claim] = []
+
+    def body(claim: Claim) -> None:
+        claims.append(claim)
+        raise Failed
+
+    deliver(status_inbox(store), body)
+    assert claims[0].lost
+    for go_on in (lambda: claims[0].step("charge", called([], "charge")), claims[0].heartbeat):
+        with pytest.raises(LeaseLost, match="the block is over"):
+            go_on()
 
 
 @both_stores

@@ -13,6 +13,7 @@ import pytest
 from inbox import Claim, Status, Verdict, retry
 from inbox._status_mode.hold import INTERRUPTIONS
 from inbox._status_mode.stores import Store
+from inbox.errors import GiveUp
 from tests.support.on_servers import both_stores, on
 from tests.support.status_mode.asynchronous import in_loop, inbox_at, recorded
 from tests.support.status_mode.stores import CONSUMER, Place, deliver, status_inbox, stored
@@ -100,6 +101,52 @@ def test_interruptions_count_in_the_end(store: Store) -> None:
     assert counted(store) == (Status.DEAD, 1, INTERRUPTIONS)
     retry(store, CONSUMER, "a")
     assert counted(store) == (Status.FAILED, 0, 0)
+
+
+@both_stores
+def test_an_undo_that_is_interrupted(store: Store) -> None:
+    """The message is given back, and its next delivery undoes the step."""
+    calls: list[str] = []
+
+    def undo(_: Any) -> None:
+        calls.append("undo")
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+
+    def body(claim: Claim) -> None:
+        claim.step("lock", lambda: None, undo=undo)
+        raise GiveUp
+
+    with pytest.raises(KeyboardInterrupt):
+        deliver(status_inbox(store), body)
+    assert counted(store) == (Status.FAILED, 0, 1)
+    with suppress(GiveUp):
+        deliver(status_inbox(store), body)
+    assert stored(store).status is Status.DEAD
+    assert calls == ["undo", "undo"]
+
+
+@on("sqlite", fixture="place")
+@in_loop
+async def test_an_undo_that_waits_for_something_cancelled(place: Place) -> None:
+    """It has failed, and nobody is cancelled."""
+
+    async def undo(_: Any) -> None:
+        other = asyncio.get_running_loop().create_future()
+        other.cancel()
+        await other
+
+    async def lock() -> None:
+        return None
+
+    async with inbox_at(place) as inbox:
+        with suppress(GiveUp):
+            async with inbox.claim("a") as claim:
+                await claim.step("lock", lock, undo=undo)
+                raise GiveUp
+        record = recorded(place)
+    assert record.status is Status.FAILED
+    assert record.error == "RuntimeError: undo of step 'lock' failed: CancelledError"
 
 
 @on("sqlite", fixture="place")

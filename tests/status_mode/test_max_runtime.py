@@ -10,10 +10,10 @@ from sqlalchemy import Connection
 
 from inbox import Claim, Event, EventKind, SqlStore, Status, StatusInbox, Verdict
 from inbox._status_mode.stores import Store
-from inbox.errors import LeaseLost
+from inbox.errors import GiveUp, LeaseLost
 from tests.support import accounts
 from tests.support.database import Database
-from tests.support.on_servers import on
+from tests.support.on_servers import both_stores, on
 from tests.support.processes import wait_until
 from tests.support.status_mode.asynchronous import in_loop, inbox_at, recorded
 from tests.support.status_mode.stores import CONSUMER, Place, request, stored
@@ -50,6 +50,25 @@ def test_a_handler_that_hangs_loses_its_message(store: Store, *, heartbeat: bool
     record = stored(store)
     assert (record.status, record.owner, record.attempts_started) == (Status.CONSUMING, "worker", 2)
     assert record.token > claim.token
+
+
+@both_stores
+def test_an_overdue_handler_undoes_nothing(store: Store) -> None:
+    """The next delivery does: otherwise two workers could undo a step at the same time."""
+    calls: list[str] = []
+
+    def handle(seconds: float) -> None:
+        with StatusInbox(CONSUMER, store=store, lease=0.5, max_runtime=0.3).claim("a") as claim:
+            claim.step("lock", lambda: None, undo=lambda _: calls.append(f"undo {seconds}"))
+            time.sleep(seconds)
+            raise GiveUp
+
+    with pytest.raises(LeaseLost, match="max_runtime"):
+        handle(0.35)
+    wait_until(lambda: (until := stored(store).lease_until) is not None and until < store.now())
+    with pytest.raises(GiveUp):
+        handle(0)
+    assert calls == ["undo 0"]
 
 
 @on("sqlite", fixture="place")

@@ -125,6 +125,23 @@ async def test_asynchronous_inboxes_remember(place: Place, monkeypatch: pytest.M
 
 
 @on("sqlite", fixture="place")
+def test_no_longer_than_the_store_keeps_it(store: Store, asked: Asked) -> None:
+    """An inbox that asks for no retention remembers a message for as long as the stored one says."""
+    deliver(status_inbox(store, retention=0.5))
+    inbox = status_inbox(store, remember=10)
+    for key in ("mine", "a"):
+        for _ in range(2):
+            with inbox.claim(key):
+                pass
+    assert asked.times == 3
+    time.sleep(1.1)  # times are stored in whole seconds
+    for key in ("mine", "a"):
+        with inbox.claim(key) as claim:
+            assert claim.verdict is Verdict.DUPLICATE
+    assert asked.times == 5
+
+
+@on("sqlite", fixture="place")
 def test_nothing_is_remembered_unless_asked_for(store: Store, asked: Asked) -> None:
     """By default every delivery asks the store."""
     inbox = status_inbox(store)

@@ -21,8 +21,9 @@ from inbox.errors import (
     TransactionEnded,
     UnusableConnection,
 )
+from tests.servers import Server
 from tests.support import accounts
-from tests.support.database import Database
+from tests.support.database import Database, make_tables
 from tests.support.on_servers import WITH_WRITERS, each_on, on
 from tests.support.processes import wait_until
 from tests.support.status_mode.stores import CONSUMER, deliver, fail, request, status_inbox, stored
@@ -221,6 +222,15 @@ def test_only_a_database_can_commit_with_the_step(store: Store) -> None:
     """A store that is not an SQL database rejects `transact`, and the error says what to use instead."""
     with pytest.raises(InvalidOption, match=r"transact: RedisStore.*use step"):
         deliver(status_inbox(store), lambda claim: claim.transact("book", fail))
+
+
+def test_another_database(engine: Engine, inbox: StatusInbox, server: Server) -> None:
+    """A source that is not the store's database is refused by name, and the body is not called."""
+    elsewhere = Database(server, server.fresh_database())
+    make_tables(elsewhere.url)
+    with pytest.raises(InvalidOption, match="step='book': source= is not the store's database"):
+        deliver(inbox, lambda claim: claim.transact("book", fail, source=elsewhere.engine()))
+    elsewhere.close()
 
 
 @on(*WITH_WRITERS)  # SQLite has one writer: while a transaction writes nothing else does

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import os
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -34,6 +35,10 @@ class LateEnds:
         self._ends: dict[tuple[str, str], tuple[HeldRecord, Change]] = {}
         self._again_at = -math.inf
         self._refused: set[tuple[str, str]] = set()
+        self._make_locks()
+
+    def _make_locks(self) -> None:
+        self._process = os.getpid()
         self._lock, self._writing = threading.Lock(), threading.Lock()
 
     def __bool__(self) -> bool:
@@ -41,14 +46,17 @@ class LateEnds:
 
     def keep(self, held: "HeldRecord", change: "Change") -> None:
         """Keep an end, to write it later."""
+        self._look_for_fork()
         message = (held.consumer, held.key)
         with self._lock:
             known = self._ends.get(message)
-            if len(self._ends) < _MOST and (known is None or known[0].token <= held.token):
+            has_room = len(self._ends) < _MOST if known is None else known[0].token <= held.token
+            if has_room:
                 self._ends[message] = (held, change)
 
     def write_all(self) -> None:
         """Write the ends, now that the store answers: one thread at a time, for a second at most."""
+        self._look_for_fork()
         if clock.now() < self._again_at or not self._writing.acquire(blocking=False):
             return
         until = clock.now() + _LONGEST
@@ -67,6 +75,11 @@ class LateEnds:
         finally:
             self._writing.release()
 
+    def _look_for_fork(self) -> None:
+        """In a fork, a thread of the parent may seem to have the locks for ever."""
+        if self._process != os.getpid():
+            self._make_locks()
+
     def settles(self, message: tuple[str, str]) -> bool:
         """Whether an end of this message is kept after which it must not run again."""
         end = self._ends.get(message)
@@ -83,14 +96,21 @@ class LateEnds:
         if (end := self._ends.get(message)) is None:
             return
         try:
-            self._write(*end)
+            is_written = self._write(*end)
         except StoreUnreachable:
             raise
         except Exception:
             _log.exception("key %r: cannot record how its handler ended", message[1])
             self._refused.add(message)
             raise
-        _log.info("key %r: recorded late how its handler ended", message[1])
+        if is_written:
+            _log.info("key %r: recorded late how its handler ended", message[1])
+        else:
+            _log.warning(
+                "key %r: how its handler ended was refused, because somebody else has the message, or its "
+                "record is gone",
+                message[1],
+            )
         self._refused.discard(message)
         with self._lock:
             if self._ends.get(message) is end:  # else another thread has kept a later one

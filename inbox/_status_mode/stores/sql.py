@@ -113,6 +113,11 @@ class SqlStore(Store):
         parameters = {"consumer_": consumer, "key_": key}
         return self._run(lambda connection: self._look(connection, parameters)[1])
 
+    def has(self, held: HeldRecord) -> bool:
+        """Whether the record has this token and is being consumed."""
+        record = self.find(held.consumer, held.key)
+        return record is not None and (record.token, record.status) == (held.token, Status.CONSUMING)
+
     def list(self, consumer: str | None, status: Status | None, limit: int) -> list[Record]:
         statement = claiming_statements.listed(
             self.tables, of_one=consumer is not None, with_status=status is not None
