@@ -1,12 +1,12 @@
 """The contract between the Spark writer and a database, with portable defaults."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import pyarrow as pa
-from sqlalchemy import ColumnElement, Connection, Select, Table
+from sqlalchemy import ColumnElement, Connection, Select, Table, insert
 from sqlalchemy.exc import DBAPIError
 
 from inbox_outbox_base.calls.retry import retry
@@ -73,6 +73,19 @@ class Loading(ABC):
     @abstractmethod
     def targets(self, connection: Connection, write: Write) -> list[Target]:
         """The columns of the target table; none if it does not exist."""
+
+    def check_keys(  # noqa: B027 - optional
+        self, connection: Connection, write: Write, targets: Iterable[Target], written: Collection[str]
+    ) -> None:
+        """Refuse an Upsert that would not find the row by its key alone, as it writes these columns.
+
+        Raises:
+            ColumnMismatch: the key is not unique in the table, or another one could match.
+        """
+
+    def insert(self, target: Table) -> Any:
+        """An INSERT that raises an error for each row that the table refuses."""
+        return insert(target)
 
     @abstractmethod
     def unique_keys(self, connection: Connection, write: Write) -> list[UniqueKey]:

@@ -1,6 +1,5 @@
 """How rows are loaded on databases with ON CONFLICT: PostgreSQL and SQLite."""
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,10 +11,6 @@ from .results import Append, Upsert
 
 class OnConflict(Loading):
     """One statement adds rows, or updates older ones."""
-
-    @abstractmethod
-    def insert(self, target: Table) -> Any:
-        """The dialect's own INSERT."""
 
     def inserted(self, connection: Connection, statement: Any) -> int:
         """Run an INSERT, and return how many rows were inserted or updated."""
@@ -35,7 +30,7 @@ class OnConflict(Loading):
         elif key is not None:
             statement = self._adding(target, names, rows, key)
         else:
-            statement = target.insert().from_select(names, rows)
+            statement = self.insert(target).from_select(names, rows)
         connection.exec_driver_sql(f"EXPLAIN {statement.compile(connection)}")
 
     def add(

@@ -74,6 +74,7 @@ def fitted(
             )
     if isinstance(results, Upsert):
         _check_upsert(results, schema)
+        database.check_keys(connection, settings, targets.values(), [field.name for field in written])
     if settings.inbox == "table":
         _check_unique(settings, database.unique_keys(connection, settings))
     return [database.column(field, targets[field.name]) for field in written]

@@ -146,7 +146,7 @@ class Staged(Sink):
             # In the order in which they came, by their keys, so that jobs seldom deadlock.
             self.applied = self._database.add(connection, target, names, rows, settings.key)
         else:
-            connection.execute(target.insert().from_select(names, rows))
+            connection.execute(self._database.insert(target).from_select(names, rows))
 
     def _selected(self) -> Rows:
         new_rows = table(self._name, *(column(each.name) for each in self._columns))

@@ -26,31 +26,31 @@ class Span(InputPartition):
     """A partition of a read: from `low`, to below `high`; None stands for no limit."""
 
     consumer: str | None
-    """Whose keys; None for the ledger."""
+    """Whose keys; None for the ledger and for the consumers that are not known."""
     low: Any
     high: Any
+    known: tuple[str, ...] | None = None
+    """If given, it has the keys of all consumers but these."""
 
 
 Rows = Sequence[Row[Any]]
 
 
 def spans(connection: Connection, reading: Reading) -> list[Span]:
-    """The partitions of a read: ranges of the primary key with the same number of rows. The first and last
-    ranges have no outer limit, so that rows added later have a place."""
+    """The partitions of a read: ranges of the primary key with the same number of rows. Spark asks for them
+    once for each DataFrame, so rows added later have a place: the first and last ranges have no outer limit,
+    and one more partition has the consumers that are not known yet."""
     its = tables(reading.settings.inbox_schema)
     if reading.what == "ledger":
         return _divided(connection, None, its.ledger.c.id, true(), reading.rows)
-    c, few = its.message.c, reading.only
-    consumers = _all_consumers(connection, its) if reading.consumers is None else reading.consumers
-    return [
+    c, one = its.message.c, reading.consumer
+    known = tuple(_all_consumers(connection, its)) if one is None else (one,)
+    divided = [
         span
-        for consumer in consumers
-        for span in (
-            _divided(connection, consumer, c.key, c.consumer == consumer, reading.rows)
-            if few is None
-            else [Span(consumer, None, None)]
-        )
+        for consumer in known
+        for span in _divided(connection, consumer, c.key, c.consumer == consumer, reading.rows)
     ]
+    return divided if one is not None else [*divided, Span(None, None, None, known)]
 
 
 def _all_consumers(connection: Connection, its: Tables) -> Iterator[str]:
@@ -79,6 +79,10 @@ def _divided(
 def stored(reading: Reading, span: Span, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The rows of a partition."""
     its = tables(reading.settings.inbox_schema)
+    if span.known is not None:
+        for consumer in _unknown(reading, its, span.known):
+            yield from stored(reading, Span(consumer, None, None), schema)
+        return
     if span.consumer is None:
         query = _entries(reading, its, span)
         for rows in _pages(reading, query, its.ledger.c.id, lambda *_: None):
@@ -92,6 +96,13 @@ def stored(reading: Reading, span: Span, schema: pa.Schema) -> Iterator[pa.Recor
 
     for rows in _pages(reading, query, its.message.c.key, find_loads):
         yield _arrow([_with_load(span.consumer, row, loads, reading.key) for row in rows], schema)
+
+
+def _unknown(reading: Reading, its: Tables, known: tuple[str, ...]) -> list[str]:
+    settings = reading.settings
+    engine, database = engine_of(settings), loading(settings.url.get_backend_name())
+    found = committed(engine, database, settings, lambda connection: [*_all_consumers(connection, its)])
+    return [each for each in found if each not in known]
 
 
 def _pages(
@@ -120,8 +131,6 @@ def _pages(
 def _keys(reading: Reading, its: Tables, span: Span, consumer: str) -> Select[Any]:
     c, entry = its.message.c, its.ledger.c
     found = select(c.key, c.accepted_at, c.claim, c.load).where(c.consumer == consumer, _within(c.key, span))
-    if reading.only is not None:
-        found = found.where(c.key.in_(reading.only))
     if reading.since is None and reading.before is None:
         return found
     # Rows written in bulk have their time in the ledger. This looks each load up, while IN would read all of
@@ -134,7 +143,7 @@ def _entries(reading: Reading, its: Tables, span: Span) -> Select[Any]:
     c = its.ledger.c
     columns = [column for column in c if column is not c.fingerprint]
     found = select(*columns).where(_within(c.id, span), _at(c.committed_at, reading))
-    return found if reading.consumers is None else found.where(c.consumer.in_(reading.consumers))
+    return found if reading.consumer is None else found.where(c.consumer == reading.consumer)
 
 
 def _within(column: ColumnElement[Any], span: Span) -> ColumnElement[bool]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Literal
 
 from inbox_outbox_base.checks import options as inbox_options
@@ -27,7 +27,7 @@ _CONNECTION = {
 }
 """Options for the connection, by the writer's names."""
 
-_OWN = ("read", "consumer", "key", "since", "before", "rowsperpartition", "pushdown")
+_OWN = ("read", "consumer", "key", "since", "before", "rowsperpartition")
 _UNUSED = {"table": "t", "key": "-", "consumer": "c"}
 """Options that the writer requires and a read does not use."""
 
@@ -49,18 +49,14 @@ class Reading:
     settings: WriterSettings
     """How to connect; `batch_size` is the number of rows to fetch at a time."""
     what: What
-    consumers: tuple[str, ...] | None
+    consumer: str | None
     """None stands for all of them."""
-    only: tuple[str, ...] | None
-    """The stored keys to read; None stands for all of them."""
     key: tuple[str, ...]
     """The columns into which keys are divided."""
     since: datetime | None
     before: datetime | None
     rows: int
     """The most rows of a partition, if no rows are added meanwhile."""
-    pushes: bool
-    """Whether Spark's own filters are evaluated in the database."""
 
 
 def reading(options: Mapping[str, str]) -> Reading:
@@ -84,13 +80,11 @@ def reading(options: Mapping[str, str]) -> Reading:
     return Reading(
         settings=checked(**_UNUSED, **from_strings(connection)),
         what="keys" if what == "keys" else "ledger",
-        consumers=None if consumer is None else (inbox_options.consumer(consumer),),
-        only=None,
+        consumer=None if consumer is None else inbox_options.consumer(consumer),
         key=_key(own["key"]) if "key" in own else (),
         since=_time("since", own.get("since")),
         before=_time("before", own.get("before")),
         rows=_rows(own.get("rowsperpartition", "100000")),
-        pushes=_one_of("pushdown", own.get("pushdown", "false"), ("false", "true")) == "true",
     )
 
 
@@ -118,9 +112,10 @@ def _time(option: str, value: str | None) -> datetime | None:
         return None
     try:
         found = datetime.fromisoformat(value)
-    except ValueError:
-        found = None
-    if found is None or found.tzinfo is None:
+        is_one = found.tzinfo is not None and bool(found.astimezone(UTC))
+    except (ValueError, OverflowError):
+        is_one = False
+    if not is_one:
         raise InvalidOption(f"{option}={value!r}: expected a time with its offset, like 2026-11-01T00:00:00Z")
     return found
 

@@ -8,10 +8,11 @@ import pyarrow as pa
 import pytest
 from sqlalchemy import Connection, Engine, text
 
+from inbox.errors import InvalidOption
 from inbox_outbox_base.databases.mysql.loading import MySQLLoading
 from spark import Upsert
 from spark._executor.connect import engine_of, transaction
-from spark.errors import ColumnMismatch, InvalidRow
+from spark.errors import ColumnMismatch, InvalidRow, SparkWriterError
 from tests.support.database import Database
 from tests.support.on_servers import on
 from tests.support.spark.writes import batch, counts, execute, fetched, options_of, taken, write, written
@@ -50,6 +51,12 @@ def test_a_url_may_forbid_load_data(migrated: Database, engine: Engine) -> None:
     url = migrated.url.update_query_dict({"local_infile": "0"})
     assert write(migrated, [batch(*TEN)], url=url).transport == "insert"
     assert written(engine) == TEN
+
+
+def test_another_character_set(migrated: Database) -> None:
+    """A session that takes what the driver sends for characters of another set is refused."""
+    with pytest.raises(InvalidOption, match="character_set_client is latin1, expected utf8mb4"):
+        write(migrated, [batch(*TEN)], session_init_statement="SET NAMES latin1")
 
 
 def test_a_warning_of_load_data_is_an_error(migrated: Database, engine: Engine) -> None:
@@ -157,6 +164,76 @@ def test_an_upsert_beside_a_counter(migrated: Database, engine: Engine) -> None:
         )
         write(migrated, [rows], table="price", key="event", results=Upsert("item", "version"))
     assert fetched(engine, "SELECT version, amount FROM price") == [(3, 30)]
+
+
+def test_an_upsert_that_writes_the_counter(migrated: Database, engine: Engine) -> None:
+    """Given the counter's values, it could update the row with that number instead: it is rejected."""
+    execute(
+        engine,
+        "CREATE TABLE price (id bigint PRIMARY KEY AUTO_INCREMENT, item varchar(9) UNIQUE, version bigint)",
+    )
+    rows = pa.record_batch({"id": [1], "item": ["a"], "version": [1]})
+    with pytest.raises(ColumnMismatch, match="unique key 'PRIMARY' could match a row as well"):
+        write(migrated, [rows], table="price", key=["item", "version"], results=Upsert("item", "version"))
+
+
+def test_an_enum_is_no_version(migrated: Database, engine: Engine) -> None:
+    """The server would compare its labels as text."""
+    execute(engine, "CREATE TABLE price (item varchar(9) PRIMARY KEY, version enum('low', 'high'))")
+    rows = pa.record_batch({"item": ["a"], "version": ["low"]})
+    with pytest.raises(ColumnMismatch, match="the column is an enum"):
+        write(migrated, [rows], table="price", key=["item", "version"], results=Upsert("item", "version"))
+
+
+MODES_OF_KEYS: dict[str, dict[str, Any]] = {
+    "table": {"key": "item", "inbox": "table"},
+    "upsert": {"key": ["item", "version"], "results": Upsert("item", "version")},
+    "upsert-table": {"key": "item", "inbox": "table", "results": Upsert("item", "version")},
+}
+
+
+@pytest.mark.parametrize("mode", MODES_OF_KEYS)
+def test_every_character_set(migrated: Database, engine: Engine, mode: str) -> None:
+    """The target's column decides which keys are equal, also where its character set is smaller than that of
+    the database, whose collation ignores case."""
+    execute(engine, "ALTER DATABASE COLLATE utf8mb4_general_ci")
+    for collation in ("utf8mb3_bin", "latin1_bin", "utf8mb4_bin"):
+        execute(
+            engine,
+            "DROP TABLE IF EXISTS price",
+            f"CREATE TABLE price (item varchar(9) COLLATE {collation} PRIMARY KEY, version bigint)",
+        )
+        for names in (["a", "b"], ["A", "c", "C"]):
+            rows = pa.record_batch({"item": names, "version": [1] * len(names)})
+            report = write(migrated, [rows], table="price", consumer=collation, **MODES_OF_KEYS[mode])
+            assert (report.new, report.updated or 0) == (len(names), 0)
+        assert fetched(engine, "SELECT count(*), sum(item = 'A') FROM price") == [(5, 1)]
+
+
+def test_text_that_the_character_set_lacks(migrated: Database, engine: Engine) -> None:
+    """It fails the partition, or is set aside, like any value that the table refuses."""
+    execute(engine, "CREATE TABLE price (item varchar(9) COLLATE latin1_bin PRIMARY KEY, version bigint)")
+    rows = pa.record_batch({"item": ["a", "\u65e5", "b"], "version": [1, 1, 1]})
+    options: dict[str, Any] = {"table": "price", "key": "item"}
+    with pytest.raises(SparkWriterError, match="item"):
+        write(migrated, [rows], **options)
+    report = write(migrated, [rows], bad_rows="table", **options)
+    assert (report.new, report.rejected) == (2, 1)
+    assert fetched(engine, "SELECT item FROM price ORDER BY item") == [("a",), ("b",)]
+
+
+@pytest.mark.usefixtures("no_local_infile")
+def test_a_row_that_the_server_would_not_receive(migrated: Database, engine: Engine) -> None:
+    """A row larger than `max_allowed_packet` is refused before it is sent, as one that the table refuses."""
+    with engine.connect() as connection:
+        largest = connection.exec_driver_sql("SELECT @@max_allowed_packet").scalar_one()
+    execute(engine, "CREATE TABLE price (item varchar(9) PRIMARY KEY, picture longblob)")
+    pictures = pa.array([b"1", b"'" * (largest // 2 + 1), b"2"])
+    rows = pa.record_batch({"item": ["a", "b", "c"], "picture": pictures})
+    options: dict[str, Any] = {"table": "price", "key": "item"}
+    with pytest.raises(InvalidRow, match="max_allowed_packet"):
+        write(migrated, [rows], **options)
+    assert write(migrated, [rows], bad_rows="table", **options).rejected == 1
 
 
 def test_an_upsert_compares_as_the_table_does(migrated: Database, engine: Engine) -> None:

@@ -1,6 +1,7 @@
 """SQLite: one writer at a time, and no exact decimals."""
 
 import time
+from contextlib import nullcontext
 from decimal import Decimal
 from typing import Any
 
@@ -10,7 +11,7 @@ from sqlalchemy import Engine, text
 
 from spark import Upsert
 from spark._executor.task import run_task
-from spark.errors import ColumnMismatch
+from spark.errors import ColumnMismatch, SparkWriterError
 from tests.support.database import Database
 from tests.support.on_servers import on
 from tests.support.spark.writes import batch, counts, execute, fetched, make_result, prepared, write, written
@@ -60,6 +61,28 @@ def test_a_job_waits_for_another_writer(migrated: Database, engine: Engine) -> N
 
 def _attempt(task: Any) -> Any:
     return run_task(task, 0, [batch(("b", 1))])
+
+
+@pytest.mark.parametrize("clause", ["IGNORE", "REPLACE", "ROLLBACK"])
+@pytest.mark.parametrize("inbox", ["rows", "table"])
+def test_a_table_with_conflict_clauses(migrated: Database, engine: Engine, clause: str, inbox: str) -> None:
+    """Its own ON CONFLICT clauses neither drop nor replace rows."""
+    options: dict[str, Any] = {"table": "price", "key": "id", "inbox": inbox}
+    execute(
+        engine,
+        f"CREATE TABLE price (id TEXT PRIMARY KEY ON CONFLICT {clause}, "
+        f"amount INTEGER CHECK (amount > 0) UNIQUE ON CONFLICT {clause}) ",
+        "INSERT INTO price VALUES ('a', 1)",
+    )
+    if inbox == "table":
+        report = write(migrated, [batch(("a", 2), ("b", 3))], **options)
+        assert (report.new, report.duplicate) == (1, 1)
+        assert fetched(engine, "SELECT * FROM price") == [("a", 1), ("b", 3)]
+    for row, is_duplicate in ((("a", 4), inbox == "table"), (("c", 1), False)):
+        with nullcontext() if is_duplicate else pytest.raises(SparkWriterError):
+            write(migrated, [batch(row)], **options)
+    assert fetched(engine, "SELECT amount FROM price WHERE id = 'a'") == [(1,)]
+    assert fetched(engine, "SELECT count(*) FROM price WHERE id = 'c'") == [(0,)]
 
 
 def test_a_decimal_is_no_version(migrated: Database, engine: Engine) -> None:

@@ -7,7 +7,7 @@ the lock, and of several waiters for one key all but one would deadlock.
 
 import math
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from hashlib import blake2b
 from itertools import chain, repeat
 from types import MappingProxyType
@@ -31,6 +31,7 @@ from inbox_outbox_base.databases.loading_values import (
     WriterClaim,
 )
 from inbox_outbox_base.databases.results import Upsert
+from inbox_outbox_base.errors.inbox import InvalidOption
 from inbox_outbox_base.errors.spark import ColumnMismatch, InvalidRow
 from inbox_outbox_base.tables.inbox import Tables
 
@@ -63,6 +64,7 @@ class MySQLLoading(Loading):
         self._loads = False
         self._probes = True
         self._server = types.Server(30, "utf8mb4_bin")
+        self._largest = 0
 
     def guard(self, connection: Connection, write: Write) -> None:
         lock_wait = max(1, math.ceil(write.lock_timeout))
@@ -72,7 +74,13 @@ class MySQLLoading(Loading):
             limit = sql.STATEMENT_LIMIT[is_mariadb]
             connection.execute(limit, {"milliseconds": math.ceil(write.query_timeout * 1000)})
         server = connection.execute(sql.SERVER).one()
+        self._largest = server.largest
         driver: Any = connection.connection.driver_connection
+        if server.charset != driver.character_set_name():
+            raise InvalidOption(
+                f"sessionInitStatement: character_set_client is {server.charset}, expected "
+                f"{driver.character_set_name()}, in which the driver sends text"
+            )
         self._loads = bool(server.loads and driver.client_flag & _LOCAL_FILES)
         self.transport = "load data" if self._loads else "insert"
         # At that level a SELECT also locks gaps: others would wait for more than the probe saves.
@@ -93,8 +101,6 @@ class MySQLLoading(Loading):
         where = {"schema": write.table_schema, "name": write.table}
         rows = connection.execute(sql.TARGETS, where).all()
         counted = {row.name for row in rows if "auto_increment" in row.extra.lower()}
-        if rows and isinstance(write.results, Upsert):
-            _check_unique(write.results, self.unique_keys(connection, write), counted)
         return [
             types.MySQLTarget(
                 row.name,
@@ -107,9 +113,36 @@ class MySQLLoading(Loading):
                 row.length or None,
                 row.digits,
                 row.collation,
+                row.name in counted,
             )
             for row in rows
         ]
+
+    def check_keys(
+        self, connection: Connection, write: Write, targets: Iterable[Target], written: Collection[str]
+    ) -> None:
+        """ON DUPLICATE KEY UPDATE names no key: it would react to any unique key, and without a unique key
+        insert the same row repeatedly."""
+        how = write.results
+        if not isinstance(how, Upsert):
+            return
+        keys = self.unique_keys(connection, write)
+        others = [each for each in keys if each.columns != set(how.key)]
+        if len(others) == len(keys):
+            raise ColumnMismatch(
+                f"Upsert(key={how.key!r}): the table has no unique key on exactly these columns"
+            )
+        if any(each.name == how.version and each.kind == "enum" for each in targets):
+            raise ColumnMismatch(
+                f"Upsert(version={how.version!r}): the column is an enum, whose labels the server would "
+                "compare as text; use a number or a time"
+            )
+        counters = {each.name for each in targets if isinstance(each, types.MySQLTarget) and each.counted}
+        for each in others:
+            if not each.columns & (counters - {*written}):
+                raise ColumnMismatch(
+                    f"Upsert(key={how.key!r}): the table's unique key {each.name!r} could match a row as well"
+                )
 
     def unique_keys(self, connection: Connection, write: Write) -> list[UniqueKey]:
         indexes: dict[str, list[Any]] = {}
@@ -185,6 +218,8 @@ class MySQLLoading(Loading):
         places = ", ".join(["%s"] * len(columns))
         added = f"INSERT INTO {relation} ({', '.join(columns)}) VALUES ({places})"  # noqa: S608 - quoted names
         for batch in batches:
+            if 2 * batch.nbytes > self._largest:  # in a statement, a character can become two
+                _check_sizes(connection, added, batch, self._largest)
             connection.exec_driver_sql(added, list(_tuples(batch)))
 
     def add(
@@ -236,23 +271,6 @@ class MySQLLoading(Loading):
         return any(connection.execute(sql.SLOT, {"name": f"{name} {slot}"}).scalar() for slot in slots)
 
 
-def _check_unique(how: Upsert, keys: list[UniqueKey], counted: set[str]) -> None:
-    """ON DUPLICATE KEY UPDATE names no key: it would react to any unique key, and without a unique key insert
-    the same row repeatedly.
-
-    Raises:
-        ColumnMismatch: the key is not unique in the table, or other columns are, too.
-    """
-    others = [each for each in keys if each.columns != set(how.key)]
-    if len(others) == len(keys):
-        raise ColumnMismatch(f"Upsert(key={how.key!r}): the table has no unique key on exactly these columns")
-    for each in others:
-        if not each.columns & counted:
-            raise ColumnMismatch(
-                f"Upsert(key={how.key!r}): the table's unique key {each.name!r} could match a row as well"
-            )
-
-
 def _problem(parts: list[Any]) -> str | None:
     return "allows NULL, and NULLs are distinct" if any(part.is_nullable for part in parts) else None
 
@@ -294,6 +312,22 @@ def _load_data(
     rows = sum(batch.num_rows for batch in batches)
     if answer.rowcount != rows:
         raise InvalidRow(f"LOAD DATA: {answer.rowcount} of {rows} rows were loaded")
+
+
+def _check_sizes(connection: Connection, added: str, batch: pa.RecordBatch, largest: int) -> None:
+    """Refuse a row that the server would not receive: it closes the connection instead of saying so."""
+    driver: Any = connection.connection.driver_connection
+    cursor = driver.cursor()
+    for row in _tuples(batch):
+        lengths = [len(value) if isinstance(value, str | bytes) else 0 for value in row]
+        if 4 * sum(lengths) > largest:
+            size = len(cursor.mogrify(added, row).encode(errors="surrogateescape"))
+            if size >= largest:
+                name = batch.column_names[lengths.index(max(lengths))]
+                raise InvalidRow(
+                    f"column {name!r}: with it the row's statement has {size:,} bytes, and the server's "
+                    f"max_allowed_packet is {largest:,}"
+                )
 
 
 def _tuples(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:

@@ -38,7 +38,10 @@ GIVEN = Table(
 )
 # Without the word TEMPORARY it would commit the transaction.
 FORGET = text("DROP TEMPORARY TABLE IF EXISTS inbox_keys")
-SERVER = text("SELECT @@local_infile AS loads, @@collation_database AS collation")
+SERVER = text(
+    "SELECT @@local_infile AS loads, @@collation_database AS collation, @@max_allowed_packet AS largest, "
+    "@@character_set_client AS charset"
+)
 LIMITS = text("""
     SET SESSION innodb_lock_wait_timeout = :lock_wait, SESSION lock_wait_timeout = :lock_wait,
         SESSION wait_timeout = :idle, SESSION time_zone = '+00:00',

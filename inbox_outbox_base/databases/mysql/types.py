@@ -46,7 +46,7 @@ _NAMES: list[tuple[Callable[[pa.DataType], bool], str, str]] = [
     (pa.types.is_float32, "float", "float"),
     (pa.types.is_float64, "double", "double"),
     (pa.types.is_decimal, "decimal", "decimal"),
-    (pa.types.is_string, "text", "longtext CHARACTER SET utf8mb4"),
+    (pa.types.is_string, "text", "longtext"),
     (pa.types.is_binary, "binary", "longblob"),
     (pa.types.is_date32, "date", "date"),
     (lambda kind: pa.types.is_timestamp(kind) and kind.tz is not None, "instant", "datetime(6)"),
@@ -65,6 +65,8 @@ class MySQLTarget(Target):
     digits: int | None
     """Of a time: fractional digits of a second."""
     collation: str | None
+    counted: bool
+    """Whether it is the table's AUTO_INCREMENT column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +96,9 @@ def column(field: pa.Field, target: MySQLTarget | None, server: Server) -> Colum
             raise unknown(field)
         staged = f"decimal({kind.precision},{kind.scale})"
     if name == "text":
-        has_own = target is not None and (target.collation or "").startswith("utf8mb4_")
-        staged += f" COLLATE {target.collation if has_own and target else server.collation}"
+        # The target's, also if it has few characters: of two, the larger one would decide which keys are
+        # equal.
+        staged += f" COLLATE {(target and target.collation) or server.collation}"
     if target is not None and not _fits(name, kind, target):
         raise unfit(field, target)
     steps = [convert, _sent(field.name, name, kind, target)]

@@ -161,7 +161,7 @@ class SQLiteLoading(OnConflict):
         relation = ".".join(quote(part) for part in (schema, name) if part)
         columns = ", ".join(quote(column) for column in rows.column_names)
         places = ", ".join(["?"] * rows.num_columns)
-        added = f"INSERT INTO {relation} ({columns}) VALUES ({places})"  # noqa: S608 - quoted names
+        added = f"INSERT OR ABORT INTO {relation} ({columns}) VALUES ({places})"  # noqa: S608 - quoted names
         for batch in rows.to_batches(max_chunksize=batch_size):
             connection.exec_driver_sql(added, list(_tuples(batch)))
 
@@ -170,7 +170,8 @@ class SQLiteLoading(OnConflict):
         connection.exec_driver_sql(f"DROP TABLE IF EXISTS temp.{quote(name)}")
 
     def insert(self, target: Table) -> Insert:
-        return insert(target)
+        # Else the table's own ON CONFLICT clauses would drop or replace rows.
+        return insert(target).prefix_with("OR ABORT")
 
 
 def _problem(rows: list[Row[Any]]) -> str | None:
