@@ -44,6 +44,6 @@ def point(option: str, text: str | None) -> datetime | None:
         return None
     try:
         when = datetime.fromisoformat(text)
-    except ValueError:
+        return when.astimezone(UTC) if when.tzinfo else when.replace(tzinfo=UTC)
+    except (ValueError, OverflowError):  # in UTC it may be before the year 1
         raise InvalidOption(f"--{option}={text!r}: expected a time such as 2026-01-31T18:00+01:00") from None
-    return when if when.tzinfo else when.replace(tzinfo=UTC)

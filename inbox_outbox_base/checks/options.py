@@ -5,7 +5,7 @@
 
 import inspect
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from inbox_outbox_base.errors.inbox import InvalidOption
 
@@ -36,14 +36,18 @@ def seconds(
     value: float | timedelta,
     longest: float = LONGEST_TIME,
     *,
+    positive: bool = False,
     error: type[InvalidOption] = InvalidOption,
 ) -> float:
-    """Convert a number of seconds or a `timedelta` to seconds; not negative, at most `longest`."""
+    """Convert a number of seconds or a `timedelta` to seconds; not negative, or not 0 either if it must be
+    `positive`; at most `longest`."""
     number = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(number, bool) or not isinstance(number, int | float):
         raise error(f"{option}={shown(value)}: expected seconds (a number) or a timedelta")
     if not 0 <= number <= longest:
         raise error(f"{option}={shown(value)}: expected zero or more, and at most {longest:.0f} seconds")
+    if positive and not number:
+        raise error(f"{option}={shown(value)}: expected more than 0")
     return float(number)
 
 
@@ -117,4 +121,8 @@ def aware(option: str, value: datetime, *, error: type[InvalidOption] = InvalidO
     """A point in time with its offset from UTC."""
     if not isinstance(value, datetime) or value.tzinfo is None:
         raise error(f"{option}={shown(value)}: expected a datetime with a time zone")
+    try:
+        value.astimezone(UTC)
+    except OverflowError:
+        raise error(f"{option}={shown(value)}: expected a time of the years 1 to 9999 in UTC") from None
     return value

@@ -60,9 +60,17 @@ def uri_reference(option: str, value: object, longest: int) -> str:
     return checked
 
 
-def topic(value: object) -> str:
-    """1 to 249 bytes of UTF-8."""
+def topics(value: object) -> str:
+    """A topic, or what stands for several: 1 to 249 bytes of UTF-8."""
     return text("topic", value, LONGEST_TOPIC)
+
+
+def topic(value: object) -> str:
+    """One topic; not "*", which means all."""
+    checked = topics(value)
+    if checked == "*":
+        raise InvalidMessage(f"topic={checked!r}: expected a topic's own name; this means all topics")
+    return checked
 
 
 def message_id(value: object) -> str:

@@ -47,7 +47,7 @@ def pause(engine: Engine, topic: str = ALL_TOPICS, *, schema: str | None = None)
         UnsafeDatabase: row-level policies hide rows from this role.
     """
     all_tables = tables(schema)
-    given = {"topic_": outbox_options.topic(topic)}
+    given = {"topic_": outbox_options.topics(topic)}
     try:
         return transact(
             engine,
@@ -69,7 +69,7 @@ def resume(engine: Engine, topic: str = ALL_TOPICS, *, schema: str | None = None
     Raises: the errors of `pause`.
     """
     all_tables = tables(schema)
-    given = {"topic_": outbox_options.topic(topic)}
+    given = {"topic_": outbox_options.topics(topic)}
     return transact(
         engine,
         all_tables,
@@ -235,7 +235,8 @@ def drop(engine: Engine, message_id: str, *, schema: str | None = None) -> Messa
             if connection.execute(statements.drop_aside(table), {"id_": message_id}).rowcount != 1:
                 raise _changed(message_id)
         else:
-            _check_not_sending(connection, all_tables, found)
+            if _may_be_sent(connection, all_tables, found):
+                state = MessageState.UNKNOWN
             _change(connection, statements.drop(all_tables), found)
         _let_go(connection, all_tables, [found])
         return state
@@ -251,16 +252,26 @@ def _let_go(connection: Connection, tables: OutboxTables, messages: Sequence[Row
     database.note_gone(connection, {each.topic for each in messages})
 
 
-def _check_not_sending(connection: Connection, tables: OutboxTables, message: Row[Any]) -> None:
+def _may_be_sent(connection: Connection, tables: OutboxTables, message: Row[Any]) -> bool:
+    """Whether a relay was lost while it was sending the message.
+
+    Raises:
+        WrongState: a relay is sending it.
+    """
+    is_lost = False
     # A relay locks its own row before it notes a batch, so it waits here and then finds the message gone.
     connection.execute(statements.lock_relays(tables))
     for relay in connection.execute(statements.relays(tables)):
         sending = json.loads(relay.sending or "{}").get(str(message.bucket), ())
-        if relay.lease_until >= relay.now and message.sequence in sending:
+        if message.sequence not in sending:
+            continue
+        is_lost = True
+        if relay.lease_until >= relay.now:
             raise WrongState(
                 f"id={message.id!r}: relay {relay.name} is sending it; "
                 "pause its topic for a second, or try again"
             )
+    return is_lost
 
 
 def purge_dead(

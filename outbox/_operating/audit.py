@@ -17,10 +17,13 @@ from outbox.schema import tables
 from . import audit_parts as parts
 from . import audit_statements as statements
 from .audit_parts import Missing, Question
+from .sending import sent_now
 from .transact import transact
 
 BusinessKey = Literal["key", "id"]
 
+_NOWHERE = (-1, -1)
+"""A place that no message has."""
 _BEFORE_ALL = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -108,7 +111,7 @@ def audit(
         UnsafeDatabase: row-level policies hide rows from this role.
     """
     outbox_options.one_of("key", key, ("key", "id"))
-    given = {
+    given: dict[str, Any] = {
         "topic_": outbox_options.topic(topic),
         "consumer_": outbox_options.consumer(consumer),
         "since_": _BEFORE_ALL if since is None else outbox_options.aware("since", since),
@@ -116,7 +119,9 @@ def audit(
         "limit_": outbox_options.count("limit", limit, largest=MOST_ROWS),
     }
     its_schema = inbox_schema or (schema if inbox_engine is None else None)
-    question = Question(tables(schema), inbox_schemas.tables(its_schema), key, given)
+    outbox = tables(schema)
+    given["sending_"] = transact(engine, outbox, lambda each: sent_now(each, outbox)) or [_NOWHERE]
+    question = Question(outbox, inbox_schemas.tables(its_schema), key, given)
     # Unsent messages first: a message that is sent meanwhile is then counted twice, not missed.
     if inbox_engine is None:
         unsent = transact(engine, question.outbox, partial(parts.unsent, question=question), question.both)

@@ -4,6 +4,7 @@ from functools import cache
 from typing import Any
 
 from sqlalchemy import (
+    BindParameter,
     CompoundSelect,
     Float,
     FromClause,
@@ -20,6 +21,7 @@ from sqlalchemy import (
     or_,
     select,
     true,
+    tuple_,
     union_all,
 )
 from sqlalchemy.sql.elements import ColumnElement
@@ -79,8 +81,16 @@ def _is_untaken(inbox: Tables) -> ColumnElement[bool]:
 
 
 def _may_be_taken(table: Table) -> ColumnElement[bool]:
-    """Whether a message still in the outbox was sent without an answer."""
-    return table.c.outcome == "unknown" if "outcome" in table.c else table.c.unanswered > 0
+    """Whether a message still in the outbox was sent without an answer, or a relay is sending it, perhaps one
+    that was lost."""
+    c = table.c
+    return c.outcome == "unknown" if "outcome" in c else or_(c.unanswered > 0, _is_being_sent(table))
+
+
+def _is_being_sent(table: Table) -> ColumnElement[bool]:
+    # In the statement's text: a server takes only so many parameters.
+    places: BindParameter[Any] = bindparam("sending_", expanding=True, literal_execute=True)
+    return tuple_(table.c.bucket, table.c.sequence).in_(places)
 
 
 def _is_late(table: Table) -> ColumnElement[bool]:
@@ -179,10 +189,12 @@ def _page(
 
 @cache
 def asked_page(tables: OutboxTables, key: str) -> Select[Any]:
-    """Messages that were sent without an answer, and wait for a relay again."""
+    """Messages that were sent without an answer, and are still in the outbox."""
     table = tables.message
     page = _page(table, state_of(table), since(table), _is_late(table), key)
-    return page.where(_of_topic(table), table.c.state != "pending", _may_be_taken(table))
+    return page.where(
+        _of_topic(table), or_(table.c.state != "pending", _is_being_sent(table)), _may_be_taken(table)
+    )
 
 
 @cache

@@ -26,6 +26,7 @@ from sqlalchemy import (
     null,
     or_,
     select,
+    true,
     union_all,
     update,
 )
@@ -296,8 +297,9 @@ def can_leave(tables: OutboxTables, *, of_bucket: bool, across: bool) -> Select[
     """One message, if there is any, that can be sent: not held, not behind a held one of its key (with
     `across`, in any bucket), and not paused. It looks in all existing buckets, or in one above a sequence."""
     c, before = tables.message.c, tables.message.alias().c
-    near = before.sequence < c.sequence if across else before.bucket == c.bucket
-    is_behind = exists(select(literal(1)).where(near, before.key == c.key, before.state == "held"))
+    is_first = and_(before.key == c.key, before.sequence < c.sequence, before.state == "held")
+    is_near = true() if across else before.bucket == c.bucket
+    is_behind = exists(select(literal(1)).where(is_first, is_near))
     is_paused = exists(select(literal(1)).where(or_(tables.pause.c.topic == c.topic, _all_topics(tables))))
     place = above(tables) if of_bucket else c.bucket.in_(select(tables.bucket.c.bucket))
     return select(literal(1)).where(c.state != "held", ~is_behind, ~is_paused, place).limit(1)

@@ -20,7 +20,7 @@ class Routes(Generic[P]):
         self._exact: dict[str, tuple[P, ...]] = {}
         patterns: list[tuple[str, tuple[P, ...]]] = []
         for pattern, given in routes.items():
-            outbox_options.topic(pattern)
+            outbox_options.topics(pattern)
             publishers = _publishers(pattern, given, is_async=is_async)
             self._exact[pattern] = publishers
             if "*" in pattern:
@@ -87,4 +87,4 @@ def _matcher(pattern: str) -> re.Pattern[str]:
 
 def _timeout(publisher: Any) -> float | None:
     limit = getattr(publisher, "timeout", None)
-    return None if limit is None else outbox_options.seconds("publisher.timeout", limit)
+    return None if limit is None else outbox_options.seconds("publisher.timeout", limit, positive=True)

@@ -49,19 +49,21 @@ class AsyncRelay(RelayLoop["AsyncEngine", AsyncPublisher]):
         """Send the messages that are in the outbox now, and return how many were accepted."""
         from sqlalchemy.util import greenlet_spawn
 
-        self._wake_up.use_this_loop()
-        async with self._beating():
-            return await greenlet_spawn(self._run_once)
+        with self._alone():
+            self._wake_up.use_this_loop()
+            async with self._beating():
+                return await greenlet_spawn(self._run_once)
 
     async def run(self) -> None:
         """Relay messages until `stop` is called or the task is cancelled."""
         from sqlalchemy.util import greenlet_spawn
 
-        await greenlet_spawn(self._check)
         schema = self._settings.tables.message.schema
         listening = ListeningTask(self._async_engine, schema, self._wake_up, self._listen_connector)
-        async with listening, self._beating():
-            await greenlet_spawn(self._run)
+        with self._alone():
+            await greenlet_spawn(self._check)
+            async with listening, self._beating():
+                await greenlet_spawn(self._run)
 
     @asynccontextmanager
     async def _beating(self) -> AsyncIterator[None]:

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
+from threading import Lock
 from typing import Any, Generic, TypeVar
 
 from sqlalchemy import URL, Connection, Engine
@@ -132,6 +133,7 @@ class RelayLoop(ABC, Generic[E, P]):
         self._lease = RelayLease(self._rounds, self._settings, self._transactions)
         self._flights = Flights(self._settings, self._lanes, self._lease, self._wake_up, self._start)
         self._relayed = 0
+        self._running = Lock()
         self._finds_others = True
         """Whether the last look found messages to send beside the batches that were being sent."""
 
@@ -144,8 +146,9 @@ class RelayLoop(ABC, Generic[E, P]):
         return self._is_stopped
 
     def stop(self) -> None:
-        """Finish the current batch and start no other. Returns immediately; may be called from any thread and
-        from a signal handler. Calling it again changes nothing."""
+        """Finish the current batch and start no other, for good: run again, the relay sends nothing. Returns
+        immediately; may be called from any thread and from a signal handler. Calling it again changes
+        nothing."""
         self._is_stopped = True
         begin_no_more = getattr(self._publisher, "begin_no_more", None)  # `DirectDelivery` has it
         if begin_no_more is not None:
@@ -188,6 +191,23 @@ class RelayLoop(ABC, Generic[E, P]):
     @abstractmethod
     def _sleep(self, seconds: float) -> None:
         """Wait, and go on waiting if the relay is stopped."""
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Around a run: another one, in a thread, a task or the process that this one was forked from, would
+        have the same buckets.
+
+        Raises:
+            InvalidOption: the relay is running.
+        """
+        if not self._running.acquire(blocking=False):
+            raise InvalidOption(f"{self!r} is running; make another one for each thread and each process")
+        if self._is_stopped:
+            _log.warning("%r was stopped before, and sends nothing: make another one", self)
+        try:
+            yield
+        finally:
+            self._running.release()
 
     def _run_once(self) -> int:
         self._check()

@@ -78,11 +78,12 @@ class Relay(RelayLoop[Engine, Publisher]):
         relay owns.
 
         Raises:
+            InvalidOption: this relay is running, in another thread or before a fork.
             UnsafeBroker: the publisher's settings break the guarantee.
             WrongBucketCount: the database has another number of buckets.
             TablesMissing: the tables have not been created.
         """
-        with self._beating():
+        with self._alone(), self._beating():
             return self._run_once()
 
     def run(self) -> None:
@@ -96,7 +97,7 @@ class Relay(RelayLoop[Engine, Publisher]):
         stopping = self.stopping_on_sigterm(signal.SIGINT) if is_main else nullcontext()
         schema = self._settings.tables.message.schema
         listening = ListeningThread(self._engine, schema, self._wake_up, self._listen_connector)
-        with stopping, listening, self._beating():
+        with self._alone(), stopping, listening, self._beating():
             self._run()
 
     @contextmanager

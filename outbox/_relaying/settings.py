@@ -59,13 +59,13 @@ class RelaySettings:
         self.max_attempts = outbox_options.count("max_attempts", max_attempts)
         self.backoff = backoff or Backoff()
         self.holds = outbox_options.one_of("after_dead", after_dead, ("continue", "hold")) == "hold"
-        self.keep_sent = None if keep_sent is None else outbox_options.seconds("keep_sent", keep_sent)
+        self.keep_sent = None
+        if keep_sent is not None:
+            self.keep_sent = outbox_options.seconds("keep_sent", keep_sent, positive=True)
         self.listen_url = None if listen_url is None else _listen_url(listen_url)
         self.give_up_after = None
         if give_up_after is not None:
-            self.give_up_after = outbox_options.seconds("give_up_after", give_up_after)
-            if not self.give_up_after:
-                raise InvalidOption(f"give_up_after={give_up_after!r}: expected more than 0")
+            self.give_up_after = outbox_options.seconds("give_up_after", give_up_after, positive=True)
         self.hooks = Hooks(on_event, error=InvalidOption)
         self.timeout = _timeout(publisher, self.lease)
         self.ordered = bool(getattr(publisher, "ordered", False))
@@ -96,7 +96,7 @@ def _timeout(publisher: Any, lease: float) -> float | None:
     timeout = getattr(publisher, "timeout", None)
     if timeout is None:
         return None
-    seconds = outbox_options.seconds("publisher.timeout", timeout)
+    seconds = outbox_options.seconds("publisher.timeout", timeout, positive=True)
     if seconds > _SHARE * lease:
         raise UnsafeBroker(
             f"publisher.timeout={seconds:g}: expected at most {_SHARE * lease:g}, or a send could outlast "

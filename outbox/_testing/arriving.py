@@ -30,6 +30,7 @@ class Arriving(PublisherPlace):
             self.envelope(topic, b"", "Ärger 日本 '\"\n"),
             self.envelope(topic, b"\xff\xfe"),
             self.envelope(topic, b"0", ""),
+            self.envelope(topic, b"", r"\xdeadbeef"),
             self.envelope(topic, b"1", "k", plain="a", unicode="日本 é", empty="", blank=" ", quote="a\"b'c"),
             self.envelope(topic, b"2", "k" * 500, ce_id="7", ce_type="t", traceparent="00-ab-cd-01", **long),
             replace(self.envelope(topic, b"3", "k"), headers={name: f"the header {name}" for name in _NAMES}),

@@ -2,19 +2,21 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event, update
+from sqlalchemy import Engine, delete, event, update
 
 import outbox
 from inbox import Inbox, SqlStore, StatusInbox, set_policy
-from outbox import Audit, Refused, Relay, Unavailable, Unknown
+from inbox.schema import tables as inbox_tables
+from outbox import Audit, Envelope, Outcome, Refused, Relay, Unavailable, Unknown
 from outbox.errors import InvalidOption, TablesMissing
 from tests.support.database import Database
 from tests.support.on_servers import WITH_WRITERS, on
 from tests.support.outbox_publishers import (
+    ACCEPTED,
     TABLES,
     Recorder,
     due_unmoved,
@@ -330,9 +332,35 @@ def test_keys_compare_byte_for_byte(engine: Engine) -> None:
     assert [each.key for each in found.missing] == ["a"]
 
 
+def test_messages_that_a_lost_relay_was_sending(engine: Engine, elsewhere: Engine) -> None:
+    """They count as taken if the consumer has them, although no relay has marked them yet."""
+    publish(engine, "a1", "b1")
+
+    found: list[Audit] = []
+
+    def answer(_: Envelope) -> Outcome:
+        let_leases_end(engine)
+        for inbox_engine in (None, elsewhere):
+            take(inbox_engine or engine, "a")
+            found.append(audit(engine, inbox_engine=inbox_engine))
+            with (inbox_engine or engine).begin() as connection:
+                connection.execute(delete(inbox_tables().message))
+        return ACCEPTED
+
+    relay(engine, Recorder(answer))
+    assert len(found) == 4
+    for each in found[:2]:
+        assert counts(each) == {"taken": 1, "not_sent": 1}
+        assert [(missing.key, missing.state) for missing in each.missing] == [("b", "pending")]
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        (
+            {"since": datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=9)))},
+            "since=.*: expected a time of",
+        ),
         ({"key": "name"}, "key='name': expected one of key, id"),
         ({"since": "today"}, "since='today': expected a datetime"),
         ({"grace": -1}, "grace=-1"),

@@ -51,6 +51,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"topic": "a\0"}, r"^topic='a\\x00': contains a NUL"),
     ({"topic": LONE}, r"^topic=.*lone surrogate"),
     ({"topic": None}, "^topic=None: expected a string"),
+    ({"topic": "*"}, r"^topic='\*': expected a topic's own name"),
     ({"topic": b"orders"}, "^topic=b'orders': expected a string"),
     ({"key": ""}, r"^key='': 0 bytes"),
     ({"key": "k" * 513}, r"^key=.*: 513 bytes of UTF-8, expected 1 to 512"),

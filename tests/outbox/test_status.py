@@ -238,6 +238,17 @@ def test_a_drained_outbox(engine: Engine) -> None:
     assert outbox.is_drained(engine)
 
 
+def test_before_a_held_message(engine: Engine) -> None:
+    """A message that a held one of its key does not precede can be sent."""
+    outbox.pause(engine, "paused")
+    publish(engine, "a1", topic="paused")
+    publish(engine, "a2")
+    relay(engine, Recorder({"a2": [Refused("no")]}), after_dead="hold")
+    assert outbox.is_drained(engine)
+    outbox.resume(engine, "paused")
+    assert not outbox.is_drained(engine)
+
+
 @on("sqlite")
 def test_an_outbox_with_a_due_message_is_not_drained(engine: Engine) -> None:
     """An outbox with a delayed message that is due is not drained, even if no relay has moved the message

@@ -199,6 +199,7 @@ def test_any_retry_after_can_be_stored(engine: Engine) -> None:
         ({"backoff": 3}, "backoff=3"),
         ({"after_dead": "stop"}, "after_dead='stop'"),
         ({"keep_sent": -1}, "keep_sent=-1"),
+        ({"keep_sent": 0}, "keep_sent=0: expected more than 0"),
         ({"give_up_after": 0}, "give_up_after=0"),
         ({"give_up_after": "1h"}, "give_up_after='1h'"),
         ({"buckets": 0}, "buckets=0"),
@@ -216,7 +217,7 @@ def test_invalid_options(options: dict[str, Any], named: str) -> None:
 
 def test_options_at_their_limits() -> None:
     """The smallest and largest values of the options are accepted."""
-    Relay(ANYWHERE, Recorder(), batch=1, lease=1, poll=0, max_attempts=1, keep_sent=0, name="x" * 255)
+    Relay(ANYWHERE, Recorder(), batch=1, lease=1, poll=0, max_attempts=1, keep_sent=1, name="x" * 255)
     Relay(ANYWHERE, Recorder(), lease=timedelta(days=1), backoff=Backoff(0), after_dead="hold")
 
 

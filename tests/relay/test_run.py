@@ -1,5 +1,6 @@
 """A relay runs until it is stopped, whatever the broker does."""
 
+import os
 import signal
 import time
 from collections.abc import Iterable, Sequence
@@ -10,6 +11,7 @@ from sqlalchemy import URL, Engine, create_engine
 
 from outbox import Envelope, Outcome, Relay, Unavailable
 from outbox._relaying.settings import RelaySettings
+from outbox.errors import InvalidOption
 from tests.support.database import Database
 from tests.support.on_servers import on
 from tests.support.outbox_publishers import (
@@ -50,15 +52,40 @@ def test_it_relays_what_is_there_and_what_comes(engine: Engine) -> None:
 
 
 @on("sqlite")
-def test_one_that_was_stopped_does_not_begin(engine: Engine) -> None:
-    """A relay that was stopped before it runs sends nothing."""
+def test_one_that_was_stopped_does_not_begin(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    """A relay that was stopped before it runs sends nothing, and says so."""
     publish(engine, "a1")
     publisher = Recorder()
     stopped = Relay(engine, publisher)
     stopped.stop()
     stopped.run()
+    assert stopped.run_once() == 0
     assert not publisher.sent
     assert list(waiting(engine)) == ["a1"]
+    assert caplog.text.count("was stopped before, and sends nothing: make another one") == 2
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_one_that_is_running(engine: Engine) -> None:
+    """It is not run a second time, neither in another thread nor in a fork; afterwards it is."""
+    publish(engine, "a1")
+    relay = Relay(engine, publisher := Recorder())
+    with running(relay):
+        wait_until(lambda: publisher.sent)
+        for run in (relay.run_once, relay.run):
+            with pytest.raises(InvalidOption, match="is running; make another one"):
+                run()
+        child = os.fork()
+        if not child:
+            try:
+                relay.run_once()
+            except InvalidOption:
+                os._exit(7)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    other = Relay(engine, publisher)
+    publish(engine, "a2", "a3")
+    assert (other.run_once(), other.run_once()) == (2, 0)
 
 
 @on("sqlite")

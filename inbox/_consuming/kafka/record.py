@@ -41,7 +41,8 @@ def delivery_of(record: Message, attempt: int) -> Delivery:
     return Delivery(
         id=own[_ID] or event_id(headers, content_type, value) or _own_id(record, given),
         topic=str(record.topic()),
-        key=None if key is None else readable_key(key),
+        # A record of an outbox has the text that was published, whatever it looks like.
+        key=None if key is None else readable(key) if own[_ID] else readable_key(key),
         payload=value,
         content_type=content_type,
         headers=headers,
@@ -89,8 +90,8 @@ def place_of(record: Message) -> tuple[str, int]:
 def _created_at(header: str | None, record: Message) -> datetime | None:
     try:
         if header is not None and (created := datetime.fromisoformat(header)).tzinfo is not None:
-            return created
-    except ValueError:
+            return created.astimezone(UTC)
+    except (ValueError, OverflowError):
         pass  # written by somebody else
     kind, milliseconds = record.timestamp()
     return None if kind == TIMESTAMP_NOT_AVAILABLE else _time(milliseconds)

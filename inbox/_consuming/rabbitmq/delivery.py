@@ -44,10 +44,12 @@ def delivery_of(message: DeliveredMessage) -> Delivery:
     properties = message.header.properties
     headers: Mapping[str, Any] = properties.headers or {}
     users, content_type = _users(headers), readable(properties.content_type or "")
+    # An outbox's key is the text that was published, whatever it looks like.
+    shown = readable if _CREATED_AT in headers else readable_key
     return Delivery(
         id=readable(properties.message_id or event_id(users, content_type, message.body) or ""),
         topic=readable(headers.get(TOPIC, frame_of(message).routing_key or "")),
-        key=readable_key(headers[_KEY]) if _KEY in headers else None,
+        key=shown(headers[_KEY]) if _KEY in headers else None,
         payload=message.body,
         content_type=content_type,
         headers=users,
@@ -126,6 +128,10 @@ def _attempt(message: DeliveredMessage, headers: Mapping[str, Any]) -> int:
 
 def _created_at(headers: Mapping[str, Any], properties: Basic.Properties) -> datetime | None:
     given = properties.timestamp
-    with suppress(KeyError, TypeError, ValueError):
-        given = datetime.fromisoformat(headers[_CREATED_AT])
-    return given.replace(tzinfo=UTC) if given is not None and given.tzinfo is None else given
+    with suppress(KeyError, TypeError, ValueError, OverflowError):
+        given = _in_utc(datetime.fromisoformat(headers[_CREATED_AT]))
+    return None if given is None else _in_utc(given)
+
+
+def _in_utc(given: datetime) -> datetime:
+    return given.astimezone(UTC) if given.tzinfo else given.replace(tzinfo=UTC)

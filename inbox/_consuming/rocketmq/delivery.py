@@ -42,7 +42,8 @@ def delivery_of(message: Any, attempt: int) -> Delivery:
     return Delivery(
         id=readable(own_id or system.message_id or key or ""),
         topic=readable(properties.get(TOPIC) or message.topic.name),
-        key=None if key is None else readable_key(key),
+        # An outbox's key is the text that was published, whatever it looks like.
+        key=None if key is None else readable(key) if ID in properties else readable_key(key),
         payload=payload,
         content_type=readable(content_type),
         headers=headers,
@@ -73,9 +74,9 @@ def body_of(message: Any) -> bytes:
 
 
 def _created_at(header: str | None, born: Any) -> datetime | None:
-    with suppress(ValueError):
+    with suppress(ValueError, OverflowError):
         if header is not None and (created := datetime.fromisoformat(header)).tzinfo is not None:
-            return created
+            return created.astimezone(UTC)
     with suppress(ValueError, OverflowError):
         created = born.ToDatetime(UTC)
         return created if isinstance(created, datetime) and born.seconds else None

@@ -51,7 +51,7 @@ class KafkaPublisher:
     """
 
     def __init__(self, config: Mapping[str, Any], *, timeout: float | timedelta = 10) -> None:
-        self.timeout = outbox_options.seconds("timeout", timeout)
+        self.timeout = outbox_options.seconds("timeout", timeout, positive=True)
         self._settings = {"logger": _log, **producer_settings.filled_in(config, self.timeout)}
         self._producers = Producers(self._settings, self.timeout * _SHARE_FOR_CLEANING_UP)
         self._leaderless = set[str]()

@@ -29,7 +29,7 @@ class AsyncRabbitPublisher:
         if not isinstance(exchange, str):
             raise InvalidOption(f"exchange={exchange!r}: expected a string")
         self.exchange = exchange
-        self.timeout = outbox_options.seconds("timeout", timeout)
+        self.timeout = outbox_options.seconds("timeout", timeout, positive=True)
         self._links: set[RabbitLink] = set()
         self._idle: list[RabbitLink] = []
         self._goodbyes: set[asyncio.Task[None]] = set()

@@ -54,7 +54,7 @@ class RocketMQPublisher:
         if isinstance(topics, str) or not all(isinstance(topic, str) for topic in topics):
             raise InvalidOption(f"topics={topics!r}: expected a sequence of strings")
         self._topics = tuple(topics)
-        self.timeout = outbox_options.seconds("timeout", timeout)
+        self.timeout = outbox_options.seconds("timeout", timeout, positive=True)
         self._proxies = Proxies(self._address, self.timeout)
 
     def __repr__(self) -> str:
