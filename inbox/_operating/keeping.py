@@ -39,6 +39,13 @@ class Keeping:
         """The consumers for which only the default was available."""
         return tuple(sorted(self._assumed, key=str.encode))
 
+    def learn(self, consumer: str, policy: Policy | None) -> bool:
+        """Note a consumer's policy; return whether it is another one than before."""
+        if policy is None or policy == self._policies.get(consumer):
+            return False
+        self._policies = {**self._policies, consumer: policy}
+        return True
+
     def check(self) -> None:
         """Refuse times shorter than the stored ones.
 

@@ -84,6 +84,9 @@ def purge(
     Rows written in bulk are as old as their load in the ledger: as long as no load is old enough, only the
     ledger is read for them. A load leaves the ledger after its last row, and is not counted.
 
+    Each batch looks at the stored retention again: once it has become longer, at most the batch that is
+    running deletes by the shorter one.
+
     Args:
         engine: the database.
         consumer: whose rows to delete; None: the rows of all consumers.
@@ -104,7 +107,7 @@ def purge(
     Raises:
         InvalidOption: an argument cannot be used, or a time is shorter than the stored one, without
             `override`; or the clocks of the database and of this machine differ by more than a day. Nothing
-            was deleted.
+            was deleted; or, if a stored time has become longer meanwhile, nothing more.
         UnsafeDatabase: row-level policies hide rows from this role: perhaps also how long keys are kept, or
             rows whose load it would forget. Nothing was deleted.
         TablesMissing: the tables do not exist. Those of features that were never made may be missing.
@@ -116,14 +119,14 @@ def purge(
         options.consumer(consumer)
     dead = None if dead_retention is None else options.seconds("dead_retention", dead_retention)
     asked = None if retention is None else Retention.of(retention)
-    run = _PurgeRun(engine, tables(schema), batch, limit, sleep, progress, Hooks(on_event))
+    run = _PurgeRun(engine, tables(schema), batch, limit, sleep, progress, Hooks(on_event), override=override)
     run.find_tables()
     run.check_sees_all()
     run.kept = Keeping(run.policies(consumer), asked, dead, oldest_unconsumed, run.now())
     if not override:
         run.kept.check()
-    for each, aging, until in run.shelves(consumer):
-        if not run.empty(each, aging, until):
+    for each, aging, horizon in run.shelves(consumer):
+        if not run.empty(each, aging, horizon):
             return run.state(finished=False)
     return run.state(finished=run.forget_loads(consumer))
 
@@ -140,6 +143,8 @@ class _PurgeRun:
         sleep: Callable[[float], object],
         progress: Callable[[Purged], object] | None,
         hooks: Hooks,
+        *,
+        override: bool,
     ) -> None:
         self.database: Taking = taking(engine.dialect.name)
         # At the engine's own level, which may be higher, a batch could fail because of live traffic.
@@ -150,6 +155,7 @@ class _PurgeRun:
         self.sleep = sleep
         self.progress = progress
         self.hooks = hooks
+        self.override = override
         self.there: set[Table] = set()
         """The tables that exist: an application may have made those of some features only."""
         self.rows = self.batches = 0
@@ -205,19 +211,29 @@ class _PurgeRun:
 
         return self._transact(self.tables.consumer, read)
 
-    def shelves(self, consumer: str | None) -> Iterator[tuple[str, Aging, datetime]]:
-        """The places where an index finds old messages of one consumer or of all, each with a horizon."""
+    def look_again(self, connection: Connection, consumer: str) -> None:
+        """Keys may have to be kept for longer than when the purge began, perhaps hours ago.
+
+        Raises:
+            InvalidOption: for longer than the caller asked for.
+        """
+        stored = look(connection, self.tables, consumer).get(consumer)
+        if self.kept.learn(consumer, stored) and not self.override:
+            self.kept.check()
+
+    def shelves(self, consumer: str | None) -> Iterator[tuple[str, Aging, Callable[[str], datetime]]]:
+        """The places where an index finds old messages of one consumer or of all, each with its horizon."""
         message, status, kept = self.tables.message, self.tables.status, self.kept
         for each in self._consumers(message, consumer):
-            yield each, Aging(message, "accepted_at"), kept.since(each)
+            yield each, Aging(message, "accepted_at"), kept.since
         for each in self._consumers(status, consumer):
             for settled in (Status.CONSUMED, Status.FAILED):
-                yield each, Aging(status, "updated_at", settled), kept.since(each)
-            yield each, Aging(status, "updated_at", Status.CONSUMING, lease=True), kept.since(each)
+                yield each, Aging(status, "updated_at", settled), kept.since
+            yield each, Aging(status, "updated_at", Status.CONSUMING, lease=True), kept.since
             for given_up in (Status.DEAD, Status.HALTED):
-                yield each, Aging(status, "updated_at", given_up), kept.dead_since(each)
+                yield each, Aging(status, "updated_at", given_up), kept.dead_since
         for each in self._consumers(self.tables.rejected, consumer):
-            yield each, Aging(self.tables.rejected, "rejected_at"), kept.dead_since(each)
+            yield each, Aging(self.tables.rejected, "rejected_at"), kept.dead_since
 
     def _consumers(self, table: Table, only: str | None) -> Iterator[str]:
         """Every consumer, or only the given one. It jumps through the index instead of reading all of it."""
@@ -235,11 +251,13 @@ class _PurgeRun:
         found: str | None = connection.execute(following, {"consumer_": name}).scalar_one()
         return found
 
-    def empty(self, consumer: str, aging: Aging, horizon: datetime) -> bool:
+    def empty(self, consumer: str, aging: Aging, horizon: Callable[[str], datetime]) -> bool:
         """Delete batch after batch; False if the budget ran out first."""
 
         def step(after: datetime, connection: Connection) -> tuple[int, datetime | None]:
-            given = {"consumer_": consumer, "horizon": horizon, "after": after, "batch": self.batch}
+            self.look_again(connection, consumer)
+            until = {"consumer_": consumer, "horizon": horizon(consumer)}
+            given = until | {"after": after, "batch": self.batch}
             deleted = self.database.delete_oldest(connection, aging, given)
             # Fewer than asked for: the rest is too young, or is locked and left to the next purge.
             return len(deleted), max(deleted) if len(deleted) == self.batch else None
@@ -253,16 +271,20 @@ class _PurgeRun:
             old = {"consumer_": each, "horizon": self.kept.since(each)}
             due = self._transact(ledger, partial(self._scalars, taking_statements.due_loads, old))
             for start in range(0, len(due), _LOADS):
-                if not self._forget(each, due[start : start + _LOADS]):
+                if not self._forget(old, due[start : start + _LOADS]):
                     return False
         return True
 
-    def _forget(self, consumer: str, loads: Sequence[int]) -> bool:
-        message, given = self.tables.message, {"consumer_": consumer, "loads": loads}
+    def _forget(self, old: dict[str, Any], loads: Sequence[int]) -> bool:
+        consumer, message = old["consumer_"], self.tables.message
+        given = {"consumer_": consumer, "loads": loads}
         if message not in self.there:  # nor are there rows of these loads
             return True
 
         def step(after: Any, connection: Connection) -> tuple[int, Any]:
+            self.look_again(connection, consumer)
+            if self.kept.since(consumer) < old["horizon"]:  # perhaps they are not old any more
+                return 0, None
             return self.database.delete_loads(connection, self.tables, given | {"batch": self.batch}, after)
 
         if not self._repeat(consumer, message, step, None, rest=_REST_OF_LOADS):

@@ -164,6 +164,7 @@ class StatusConsumer:
             retention=self._kept,
             dead_retention=self.dead_retention,
             policy=self._policy,
+            is_remembered=self._memory is not None,
         )
 
     def _hold(self, store: Store | None, request: Request, answer: ClaimAnswer, sent: float) -> Hold:
@@ -176,17 +177,14 @@ class StatusConsumer:
             call=self._call,
             max_runtime=self.max_runtime,
             memory=self._memory,
-            remembered=0.0 if self._memory is None else self._seconds_kept(),
+            remembered=self._remembered(answer),
         )
 
-    def _seconds_kept(self) -> float:
-        """How long the records are kept; 0 if nobody can tell."""
+    def _remembered(self, answer: ClaimAnswer) -> float:
+        """For how many seconds to remember the message: as long as its record is kept, if that is known."""
         if self._policy is None or self._policy.asked is not None:
             return self._kept
-        try:
-            return self.store.retention(self._policy).duration.total_seconds()
-        except StoreUnreachable:
-            return 0.0
+        return answer.kept
 
     def _schedule(self) -> Schedule:
         """A schedule for the heartbeats of one process or event loop."""
@@ -203,7 +201,7 @@ class StatusConsumer:
             known = Known(record.digest, record.result)
             if self._memory is not None:
                 # Remember it no longer than the record itself is kept.
-                left = self._seconds_kept() - (answer.now - record.updated_at).total_seconds()
+                left = self._remembered(answer) - (answer.now - record.updated_at).total_seconds()
                 self._memory.remember((self.store.history, record.key), known, left)
             return known.outcome(None)
         if answer.verdict is Verdict.IN_FLIGHT:

@@ -113,9 +113,11 @@ _looking: WeakSet[Pool] = WeakSet()
 
 def _discard_marked(pool: Pool) -> None:
     """A signal's exception can come before the first line that would put a setting back."""
-    if pool not in _looking:
+    if pool in _looking:
+        return
+    if _refuse_marked not in pool.dispatch.reset:  # a pool that replaces another one has its listeners
         event.listen(pool, "reset", _refuse_marked)
-        _looking.add(pool)
+    _looking.add(pool)
 
 
 def _refuse_marked(_: object, entry: ConnectionPoolEntry | None, __: object) -> None:
@@ -139,6 +141,7 @@ class Borrowed(AbstractContextManager[None]):
 
     def __enter__(self) -> None:
         _discard_marked(self._connection.engine.pool)
+        self._info = self._connection.info  # of this one, also after it was lost
         self._count(1)
         try:
             self._change()
@@ -164,8 +167,7 @@ class Borrowed(AbstractContextManager[None]):
                 self._discard()
 
     def _count(self, change: int) -> None:
-        info = self._connection.info
-        info[_BORROWED] = info.get(_BORROWED, 0) + change
+        self._info[_BORROWED] = self._info.get(_BORROWED, 0) + change
 
     def _discard(self) -> None:
         if not (self._connection.closed or self._connection.invalidated):

@@ -32,6 +32,14 @@ def test_invalid_options(config: dict[str, Any], options: dict[str, Any], named:
         KafkaConsumer(whole, "topic", lambda _: Outcome(Verdict.NEW), **options)
 
 
+@pytest.mark.parametrize("topics", ["orders.dead", ["orders", "orders.dead"], r"^orders\..*", "^orders"])
+def test_its_own_dead_letters(topics: Any) -> None:
+    """A consumer that would take its own dead letters is rejected: they would come again without end."""
+    config = {"bootstrap.servers": "127.0.0.1:1", "group.id": "a"}
+    with pytest.raises(InvalidOption, match=r"^dead_letter='orders\.dead': the consumer would take its own"):
+        KafkaConsumer(config, topics, lambda _: Outcome(Verdict.NEW), dead_letter="orders.dead")
+
+
 @pytest.mark.parametrize("topics", ["", [], [""], [7], ["a", None]], ids=repr)
 def test_invalid_topics(topics: Any) -> None:
     """A consumer without a topic is rejected."""

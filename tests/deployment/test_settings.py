@@ -41,6 +41,7 @@ OF_POSTGRESQL = [
     "search_path='nowhere', public",
     "transform_null_equals=on",
     "array_nulls=off",
+    "quote_all_identifiers=on",
 ]
 OF_MYSQL = [
     "time_zone='+05:30'",

@@ -17,6 +17,7 @@ from tests.support import accounts
 from tests.support.database import Database
 from tests.support.interrupted import MOST, TimeLimit, interruptible
 from tests.support.on_servers import WITH_WRITERS, each_on, on
+from tests.support.outages import END_OTHERS
 from tests.support.outbox_publishers import Recorder
 
 
@@ -137,6 +138,29 @@ def test_before_a_setting_is_put_back(migrated: Database, monkeypatch: pytest.Mo
         accounts.add(connection)
         connection.rollback()
     assert accounts.total(engine) == total
+
+
+@on(*WITH_WRITERS)
+def test_a_connection_that_the_server_had_closed(migrated: Database) -> None:
+    """An idle connection of the pool is gone when a setting is to be changed on it: the call goes on with
+    another one. A pool that is made anew has no more listeners than before."""
+    engine = accounts.make(migrated.engine())
+    for key in ("a", "b", "c"):
+        steps(engine, key)
+        with migrated.engine().connect() as connection:
+            if migrated.name == "postgresql":
+                connection.exec_driver_sql(END_OTHERS)
+            else:
+                others = "SELECT id FROM information_schema.processlist WHERE db = database()"
+                for (session,) in connection.exec_driver_sql(f"{others} AND id <> connection_id()").all():
+                    connection.exec_driver_sql(f"KILL {session}")
+    listeners = []
+    for key in ("d", "e"):
+        engine.dispose()
+        steps(engine, key)
+        listeners.append(len(engine.pool.dispatch.reset))
+    assert accounts.total(engine) == 5
+    assert listeners[0] == listeners[1]
 
 
 @on("mariadb")

@@ -3,13 +3,14 @@
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from sqlalchemy import Connection, Engine, delete, event, insert, select
 
-from inbox import AsyncInbox, Inbox, Purged, Retention, Verdict, purge, show, status
+from inbox import AsyncInbox, Inbox, Purged, Retention, Verdict, purge, set_policy, show, status
 from inbox.errors import InvalidOption, TablesMissing
 from inbox.schema import tables
 from tests.support.database import Database
@@ -18,7 +19,7 @@ from tests.support.purge_clock import Clock
 
 pytestmark = pytest.mark.mysql
 
-MESSAGE = tables().message
+MESSAGE, LEDGER = tables().message, tables().ledger
 WEEK = timedelta(days=7)
 DAY = timedelta(days=1)
 
@@ -158,6 +159,42 @@ def test_it_rests_as_long_as_it_works(engine: Engine, monkeypatch: pytest.Monkey
     clock = Clock(engine, monkeypatch)
     purge(engine, batch=5, sleep=clock.sleep)
     assert clock.rests == [3] * 4
+
+
+def test_a_retention_that_becomes_longer(engine: Engine) -> None:
+    """A purge that is running keeps what the new retention keeps, and ends if it was asked for less."""
+    keys = fill(engine, [3 * WEEK - hours * timedelta(hours=1) for hours in range(6)])
+    for retention in (None, WEEK):
+        set_policy(engine, "billing", mode="exactly-once", retention=WEEK)
+
+        def lengthen(_: Purged) -> None:
+            set_policy(engine, "billing", mode="exactly-once", retention=4 * WEEK)
+
+        with nullcontext() if retention is None else pytest.raises(InvalidOption, match="has asked for 28d"):
+            purge(engine, batch=2, retention=retention, progress=lengthen)
+        keys = keys[2:]
+        assert left(engine) == keys
+
+
+@on("postgresql")
+def test_a_retention_that_becomes_longer_for_loads(engine: Engine) -> None:
+    """The same for rows written in bulk, whose load stays in the ledger."""
+    counts = {"rows_read": 6, "rows_new": 6, "rows_duplicate": 0, "rows_repeated": 0, "rows_dropped": 0}
+    row: dict[str, Any] = {"consumer": "billing", "run": "r", "batch": 0, "part": 0, "parts": 1, **counts}
+    row |= {"committed_at": datetime.now(UTC) - 2 * WEEK, "fingerprint": bytes(16)}
+    with engine.begin() as connection:
+        load = connection.execute(insert(LEDGER).values(row).returning(LEDGER.c.id)).scalar_one()
+        keys = [{"consumer": "billing", "key": f"{number}", "load": load} for number in range(6)]
+        connection.execute(insert(MESSAGE).values({"accepted_at": None, "claim": None}), keys)
+    set_policy(engine, "billing", mode="exactly-once", retention=WEEK)
+    purge(
+        engine,
+        batch=2,
+        progress=lambda _: set_policy(engine, "billing", mode="exactly-once", retention=4 * WEEK),
+    )
+    assert len(left(engine)) == 4
+    with engine.connect() as connection:
+        assert connection.execute(select(LEDGER.c.id)).scalars().all() == [load]
 
 
 def test_several_purgers_share_the_work(engine: Engine) -> None:

@@ -294,7 +294,7 @@ def test_two_relays_forget_the_same_record(migrated: Database) -> None:
     slow, quick = (migrated.engine(isolation_level="READ COMMITTED") for _ in range(2))
     database = relaying(engine.dialect.name, TABLES)
     publish(engine, "1")
-    Relay(engine, Recorder(), keep_sent=0).run_once()
+    Relay(engine, Recorder(), keep_sent=0.001).run_once()
 
     def forget_and_publish() -> None:
         with quick.begin() as connection:

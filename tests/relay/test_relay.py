@@ -197,7 +197,7 @@ def test_sent_messages_are_recorded_with_keep_sent(engine: Engine) -> None:
     assert (rows[second].topic, rows[second].key) == ("orders", None)
     assert abs(rows[second].sent_at - rows[second].created_at) < timedelta(minutes=5)
     assert len(rows) == 2
-    for options in ({"keep_sent": timedelta(hours=1)}, {"keep_sent": 0}, {}):
+    for options in ({"keep_sent": timedelta(hours=1)}, {"keep_sent": 0.001}, {}):
         relay(engine, publisher, **options)
         assert count(engine, TABLES.sent) == 2
     let_records_end(engine)

@@ -53,10 +53,15 @@ def test_a_url_may_forbid_load_data(migrated: Database, engine: Engine) -> None:
     assert written(engine) == TEN
 
 
-def test_another_character_set(migrated: Database) -> None:
+def test_another_character_set(migrated: Database, engine: Engine) -> None:
     """A session that takes what the driver sends for characters of another set is refused."""
-    with pytest.raises(InvalidOption, match="character_set_client is latin1, expected utf8mb4"):
+    with pytest.raises(
+        InvalidOption, match="character_set_client is latin1, but the driver sends text in utf8"
+    ):
         write(migrated, [batch(*TEN)], session_init_statement="SET NAMES latin1")
+    for name in ("utf8", "UTF8MB4"):
+        url = migrated.url.update_query_dict({"charset": name})
+        assert write(migrated, [batch((name, 1))], url=url).new == 1
 
 
 def test_a_warning_of_load_data_is_an_error(migrated: Database, engine: Engine) -> None:

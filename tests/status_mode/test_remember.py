@@ -7,6 +7,7 @@ import time
 from contextlib import suppress
 
 import pytest
+from sqlalchemy import create_engine, event
 
 from inbox import EventKind, SqlStore, Verdict, discard
 from inbox._memory import Known, Memory
@@ -139,6 +140,24 @@ def test_no_longer_than_the_store_keeps_it(store: Store, asked: Asked) -> None:
         with inbox.claim(key) as claim:
             assert claim.verdict is Verdict.DUPLICATE
     assert asked.times == 5
+
+
+@on("mariadb", fixture="place")
+def test_it_costs_no_statement(place: Place) -> None:
+    """A claim sends the same statements with it and without."""
+    engine, statements = create_engine(place.url), list[str]()
+    event.listen(engine, "before_cursor_execute", lambda *given: statements.append(given[2]))
+    inboxes = [status_inbox(SqlStore(engine), remember=remember) for remember in (0, 10)]
+    counts = []
+    for inbox in inboxes:
+        for key in ("first", "a", "a"):
+            statements.clear()
+            with inbox.claim(f"{key} {inbox is inboxes[0]}"):
+                pass
+            counts.append(len(statements))
+    engine.dispose()
+    assert counts[1] == counts[4]
+    assert counts[2] > counts[5] == 0
 
 
 @on("sqlite", fixture="place")

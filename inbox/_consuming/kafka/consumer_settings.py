@@ -1,5 +1,6 @@
 """The settings of a Kafka consumer."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,6 +32,19 @@ def topics(given: str | Sequence[str]) -> list[str]:
     if not names or not all(isinstance(name, str) and name for name in names):
         raise InvalidOption(f"topics={given!r}: expected a topic or a list of topics")
     return names
+
+
+def check_dead_letter(name: str, topics: Sequence[str]) -> None:
+    """Refuse a topic of dead letters from which the consumer would take its own."""
+    for topic in topics:
+        try:
+            is_taken = re.search(topic, name) if topic.startswith("^") else topic == name
+        except re.error:  # the client's syntax is another one
+            is_taken = False
+        if is_taken:
+            raise InvalidOption(
+                f"dead_letter={name!r}: the consumer would take its own dead letters (topics={topic!r})"
+            )
 
 
 def check_grace(grace: float, settings: Mapping[str, Any]) -> None:

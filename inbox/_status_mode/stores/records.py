@@ -37,6 +37,7 @@ class Request:
         payload: what a dead letter keeps; None keeps nothing.
         retention, dead_retention: seconds; for stores that expire records.
         policy: the inbox's policy, for stores that are purged; None compares nothing.
+        is_remembered: whether the inbox wants to know how long the record is kept.
     """
 
     consumer: str
@@ -50,6 +51,7 @@ class Request:
     retention: float
     dead_retention: float
     policy: Declaration | None = None
+    is_remembered: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,13 +95,15 @@ class ClaimAnswer:
         verdict: the answer.
         now: the store's clock.
         token: the record's token.
+        kept: by the stored policy, for how many seconds the record is kept; 0 if it was not asked.
     """
 
-    __slots__ = ("_record", "_request", "now", "token", "verdict")
+    __slots__ = ("_record", "_request", "kept", "now", "token", "verdict")
 
     def __init__(self, *, verdict: Verdict, record: Record, now: datetime) -> None:
         self.verdict = verdict
         self.now = now
+        self.kept = 0.0
         self.token = record.token
         self._record: Record | None = record
         self._request: Request | None = None
@@ -109,7 +113,7 @@ class ClaimAnswer:
         """The answer to the first claim of a message. Its record is made only on demand, because it is rarely
         needed and costs more than the rest."""
         answer = cls.__new__(cls)
-        answer.verdict, answer.now, answer.token = Verdict.NEW, now, token
+        answer.verdict, answer.now, answer.token, answer.kept = Verdict.NEW, now, token, 0.0
         answer._record, answer._request = None, request  # noqa: SLF001 - its own
         return answer
 

@@ -239,6 +239,12 @@ class SqlStore(Store):
 
     def claim_on(self, connection: Connection, request: Request) -> ClaimAnswer | None:
         """Claim on a connection where each statement commits; None: try again."""
+        answer = self._claim_on(connection, request)
+        if answer is not None and request.is_remembered and request.policy is not None:
+            answer.kept = request.policy.kept(connection)
+        return answer
+
+    def _claim_on(self, connection: Connection, request: Request) -> ClaimAnswer | None:
         # First, because each statement commits: nothing may be claimed in a table that cannot keep a promise,
         # or under a conflicting policy.
         policy = request.policy

@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pymysql.charset import charset_by_name
 from sqlalchemy import Connection, Select, Table, case
 from sqlalchemy.dialects.mysql import Insert
 from sqlalchemy.schema import CreateTable
@@ -76,10 +77,10 @@ class MySQLLoading(Loading):
         server = connection.execute(sql.SERVER).one()
         self._largest = server.largest
         driver: Any = connection.connection.driver_connection
-        if server.charset != driver.character_set_name():
+        if charset_by_name(server.charset).encoding != driver.encoding:
             raise InvalidOption(
-                f"sessionInitStatement: character_set_client is {server.charset}, expected "
-                f"{driver.character_set_name()}, in which the driver sends text"
+                f"sessionInitStatement: character_set_client is {server.charset}, but the driver sends text "
+                f"in {driver.encoding}"
             )
         self._loads = bool(server.loads and driver.client_flag & _LOCAL_FILES)
         self.transport = "load data" if self._loads else "insert"

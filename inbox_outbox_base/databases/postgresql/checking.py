@@ -58,8 +58,10 @@ _FOUND = text("""
     ) AS tree CROSS JOIN LATERAL (
         -- The sequences that the numbered column owns; whether its default draws from them, and nothing else.
         SELECT array_agg(q.seqrelid::regclass::text ORDER BY q.seqrelid) AS sequences,
-               bool_and(CASE a.attidentity WHEN '' THEN pg_get_expr(d.adbin, d.adrelid) = concat(
-                   'nextval(', quote_literal(q.seqrelid::regclass::text), '::regclass)')
+               -- Without quotes, which `quote_all_identifiers` puts around every name.
+               bool_and(CASE a.attidentity WHEN ''
+                   THEN replace(pg_get_expr(d.adbin, d.adrelid), '"', '') = concat(
+                       'nextval(', replace(quote_literal(q.seqrelid::regclass::text), '"', ''), '::regclass)')
                    ELSE o.deptype = 'i' END) AS draws,
                bool_and(q.seqincrement > 0 AND NOT q.seqcycle) AS counts_up
         FROM pg_attribute a
@@ -102,8 +104,8 @@ _FOUND = text("""
                -- 100 is the database's own collation, whose provider PostgreSQL 14 does not name. Those that
                -- the server itself provides (b) compare bytes.
                (SELECT jsonb_agg(jsonb_build_array(
-                    a.attname, format_type(coalesce(nullif(y.typbasetype, 0), y.oid),
-                                           CASE WHEN y.typbasetype = 0 THEN a.atttypmod ELSE y.typtypmod END),
+                    a.attname, replace(format_type(coalesce(nullif(y.typbasetype, 0), y.oid),
+                        CASE WHEN y.typbasetype = 0 THEN a.atttypmod ELSE y.typtypmod END), '"', ''),
                     l.collname IN ('C', 'POSIX', 'ucs_basic') OR l.collprovider = 'b'
                     OR l.oid = 100 AND EXISTS (
                         SELECT FROM pg_database d,

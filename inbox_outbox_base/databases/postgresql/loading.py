@@ -66,8 +66,13 @@ _SHARED = {
 }
 """The columns with the same value in all rows of an attempt."""
 _GUARD = text("""
-    SELECT set_config('lock_timeout', :lock_timeout, true),
+    SELECT set_config('lock_timeout', :lock_timeout, true), set_config('quote_all_identifiers', 'off', true),
            set_config('idle_in_transaction_session_timeout', :idle_in_transaction_session_timeout, true),
+           -- Temporary tables come first, unless the path names their schema: new_rows must be the writer's.
+           CASE WHEN current_setting('search_path') LIKE '%pg_temp%'
+                THEN set_config('search_path', array_to_string(array(
+                    SELECT part FROM unnest(string_to_array(current_setting('search_path'), ',')) AS part
+                    WHERE trim(part, ' "') <> 'pg_temp'), ','), true) END,
            CASE WHEN :statement_timeout <> '0'
                 THEN set_config('statement_timeout', :statement_timeout, true) END,
            -- Otherwise the server would finish a statement, and hold its locks, after the client has died.
