@@ -206,7 +206,7 @@ class _PurgeRun:
 
         def read(connection: Connection) -> dict[str, Policy]:
             for row in superseded(connection, self.tables):
-                connection.execute(taking_statements.withdraw(self.tables, one_row=True), row)
+                connection.execute(taking_statements.withdraw(self.tables), row)
             return look(connection, self.tables, consumer)
 
         return self._transact(self.tables.consumer, read)

@@ -13,10 +13,10 @@ from inbox_outbox_base.databases import taking_statements
 from inbox_outbox_base.databases.missing import raise_clearer
 from inbox_outbox_base.databases.registry import taking
 from inbox_outbox_base.errors import codes
-from inbox_outbox_base.errors.inbox import InvalidOption
+from inbox_outbox_base.errors.inbox import InboxError, InvalidOption
 from inbox_outbox_base.tables.inbox import Tables, tables
 from inbox_outbox_base.transactions.connect import connected
-from inbox_outbox_base.transactions.policy import DEAD_RETENTION, Mode, Policy, look, row, times
+from inbox_outbox_base.transactions.policy import DEAD_RETENTION, Mode, Policy, look, merged, row, times
 from inbox_outbox_base.transactions.safety import check_sees_all
 
 _MODES = ("exactly-once", "status")
@@ -62,9 +62,14 @@ def set_policy(
         with connected(engine) as connection, connection.begin():
             return _replace(connection, all_tables, consumer, mode, times(kept, dead))
 
-    return retry(
-        replace, _TRIES, lambda error, _: isinstance(error, DBAPIError) and codes.is_transient(error)
-    )
+    def may_retry(error: Exception, _: int) -> bool:
+        return isinstance(error, _Changed) or (isinstance(error, DBAPIError) and codes.is_transient(error))
+
+    return retry(replace, _TRIES, may_retry)
+
+
+class _Changed(InboxError):
+    """Somebody else has just changed the policy."""
 
 
 def _replace(
@@ -72,7 +77,10 @@ def _replace(
 ) -> Policy:
     try:
         check_sees_all(connection, [tables.consumer])
-        stored = look(connection, tables, consumer).get(consumer)
+        rows = connection.execute(
+            taking_statements.policies(tables, of_one=True), {"consumer_": consumer}
+        ).all()
+        stored = merged(rows) if rows else None
         chosen = mode or ("nothing" if stored is None else stored.mode)
         if chosen not in _MODES:
             raise InvalidOption(
@@ -83,8 +91,14 @@ def _replace(
         values: dict[str, Any] = times(Retention(), DEAD_RETENTION.total_seconds())
         for source in (stored.seconds if stored else {}, asked):
             values |= {name: value for name, value in source.items() if value is not None}
-        # Of a consumer's rows, the longest times count: to shorten one, the other rows must go.
-        connection.execute(taking_statements.withdraw(tables, one_row=False), {"consumer_": consumer})
+        # Of a consumer's rows, the longest times count: to shorten one, the other rows must go, but not one
+        # that somebody has added meanwhile.
+        for each in rows:
+            this = {"consumer_": consumer, "id_": each.id}
+            if connection.execute(taking_statements.withdraw(tables), this).rowcount != 1:
+                raise _Changed(
+                    f"consumer={consumer!r}: others have changed its policy {_TRIES} times in a row"
+                )
         connection.execute(taking_statements.declare(tables), row(consumer, chosen, values))
         return look(connection, tables, consumer)[consumer]
     except DBAPIError as error:

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, RootTransaction
+from sqlalchemy import Connection, Engine, RootTransaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, SessionTransaction
 
@@ -79,7 +79,8 @@ class StepTransaction:
                 if store is not None:
                     self._locked = store.lock(self._connection, held, self._witness, self._hold.versions)
         if store is not None and self._locked is None:
-            if root(self._connection.engine) is not root(store.engine) and store.has(held):
+            is_elsewhere = _place(self._connection) != _place(store.engine)
+            if is_elsewhere and store.has(held, self._hold.versions):
                 raise InvalidOption(
                     f"step={self._name!r}: source= is not the store's database, or not the same schema of it"
                 )
@@ -270,6 +271,12 @@ class StepTransaction:
     def _doubt(self) -> None:
         self._hold.doubt_steps()
         self._hold.lose()  # nobody knows what is recorded, so nothing may overwrite it
+
+
+def _place(handle: Connection | Engine) -> tuple[Engine, Any]:
+    """Where its tables are, as far as the engine says."""
+    engine = handle if isinstance(handle, Engine) else handle.engine
+    return root(engine), handle.get_execution_options().get("schema_translate_map")
 
 
 def _is_lost(error: Exception) -> bool:

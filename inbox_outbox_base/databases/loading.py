@@ -70,6 +70,10 @@ class Loading(ABC):
             ColumnMismatch: what is written there is not part of the transaction.
         """
 
+    def lock_types(self, connection: Connection, write: Write) -> None:  # noqa: B027 - optional
+        """Keep the columns of the target as they are until the transaction ends. Without this, a change of a
+        type that is under way would commit after its columns were read, and before rows are written."""
+
     @abstractmethod
     def targets(self, connection: Connection, write: Write) -> list[Target]:
         """The columns of the target table; none if it does not exist."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Literal, NamedTuple
-from weakref import WeakSet
 
 from sqlalchemy import Connection, Engine, Pool, Table, event
 from sqlalchemy.exc import DBAPIError
@@ -107,22 +106,16 @@ def schema_of(connection: Connection, table: Table) -> str | None:
 
 
 _BORROWED = "inbox: how many settings of the session have another value"
-_looking: WeakSet[Pool] = WeakSet()
-"""Pools that look for such a setting when a connection comes back."""
-
-
-def _discard_marked(pool: Pool) -> None:
-    """A signal's exception can come before the first line that would put a setting back."""
-    if pool in _looking:
-        return
-    if _refuse_marked not in pool.dispatch.reset:  # a pool that replaces another one has its listeners
-        event.listen(pool, "reset", _refuse_marked)
-    _looking.add(pool)
 
 
 def _refuse_marked(_: object, entry: ConnectionPoolEntry | None, __: object) -> None:
+    """A pool takes a connection back. A signal's exception can come before the first line that would put a
+    setting back."""
     if entry is not None and entry.info.get(_BORROWED):
         raise RuntimeError("interrupted while a setting of the session had another value: discarded")
+
+
+event.listen(Pool, "reset", _refuse_marked)
 
 
 class Borrowed(AbstractContextManager[None]):
@@ -140,7 +133,6 @@ class Borrowed(AbstractContextManager[None]):
         self._put_back = put_back
 
     def __enter__(self) -> None:
-        _discard_marked(self._connection.engine.pool)
         self._info = self._connection.info  # of this one, also after it was lost
         self._count(1)
         try:

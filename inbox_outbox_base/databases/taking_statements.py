@@ -103,11 +103,10 @@ def declare(tables: Tables) -> Insert:
 
 
 @cache
-def withdraw(tables: Tables, *, one_row: bool) -> Delete:
-    """Delete a consumer's policy: one row of it, or all."""
+def withdraw(tables: Tables) -> Delete:
+    """Delete one row of a consumer's policy."""
     c = tables.consumer.c
-    its = c.consumer == bindparam("consumer_")
-    return delete(tables.consumer).where(its & (c.id == bindparam("id_")) if one_row else its)
+    return delete(tables.consumer).where(c.consumer == bindparam("consumer_"), c.id == bindparam("id_"))
 
 
 @cache

@@ -6,19 +6,12 @@ the connection returns to the pool in the middle of that transaction, and its ne
 writes.
 """
 
-from functools import partial
-from weakref import WeakSet
-
-from sqlalchemy import Connection, Engine, event
+from sqlalchemy import Connection, Pool, event
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.pool import ConnectionPoolEntry, PoolResetState, reset_rollback
 
-from .connect import root
-
 _MARK = "inbox: our rows were written, or will be, since the pool gave this connection away"
-
-_engines: WeakSet[Engine] = WeakSet()
-"""Engines whose pools look for such transactions."""
+"""Whether the pool sends a ROLLBACK by itself."""
 
 
 def watch(connection: Connection) -> None:
@@ -26,24 +19,20 @@ def watch(connection: Connection) -> None:
     if connection.closed or connection.invalidated:
         return  # nothing can be written
     info = connection.info
-    if _MARK in info:
-        return
-    engine = root(connection.engine)
-    if engine not in _engines:
-        # A listener on the pool only: one for transactions would make each statement of the engine cost more.
-        rolls_back = engine.pool._reset_on_return is reset_rollback  # noqa: SLF001 - nothing public says
-        event.listen(engine, "reset", partial(_reset, rolls_back))
-        _engines.add(engine)
-    info[_MARK] = True
+    if _MARK not in info:
+        info[_MARK] = connection.engine.pool._reset_on_return is reset_rollback  # noqa: SLF001 - nothing public
 
 
-def _reset(
-    rolls_back: bool, driver: DBAPIConnection, entry: ConnectionPoolEntry | None, state: PoolResetState
-) -> None:
+def _reset(driver: DBAPIConnection, entry: ConnectionPoolEntry | None, state: PoolResetState) -> None:
     """The pool takes a connection back. By default it then sends a ROLLBACK itself, but not if SQLAlchemy had
     a transaction on the connection: the pool assumes that it was rolled back, whatever really happened."""
-    if entry is None:  # the connection was detached from its pool, and is closed
+    if entry is None or _MARK not in entry.info:  # None: it was detached from its pool, and is closed
         return
-    is_left = state.transaction_was_reset or not rolls_back
-    if entry.info.pop(_MARK, False) and is_left and state.asyncio_safe:
+    rolls_back = entry.info.pop(_MARK)
+    if (state.transaction_was_reset or not rolls_back) and state.asyncio_safe:
         driver.rollback()
+
+
+# For all pools, from now on: a listener that is added to a pool while other threads return connections would
+# disturb them, and one for transactions would make each statement of an engine cost more.
+event.listen(Pool, "reset", _reset)

@@ -266,10 +266,11 @@ def look(connection: Connection, tables: Tables, consumer: str | None = None) ->
     found: dict[str, list[Row[Any]]] = {}
     for each in connection.execute(statement, {} if consumer is None else {"consumer_": consumer}):
         found.setdefault(each.consumer, []).append(each)
-    return {name: _merged(rows) for name, rows in found.items()}
+    return {name: merged(rows) for name, rows in found.items()}
 
 
-def _merged(rows: Sequence[Row[Any]]) -> Policy:
+def merged(rows: Sequence[Row[Any]]) -> Policy:
+    """One policy from the rows of a consumer."""
     dead = [row.dead_retention for row in rows if row.dead_retention is not None]
     return Policy(
         consumer=rows[0].consumer,

@@ -204,13 +204,19 @@ class InboxWriter:
             The `WriteReport`. Spark ignores it; your own function around this one can use it.
 
         Raises: the errors of `write`; and InvalidOption for an output mode other than append, if Spark tells
-            it, unless the results are an Upsert.
+            it, unless the results are an Upsert; or for `after` without `run`, if Spark does not tell the
+            query.
         """
         settings = replace(self._settings(df), batch=batch_id)
         if settings.ledger == "trust":  # a checkpoint that is put back or copied has the query's id, too
             settings = replace(settings, ledger="verify")
         query = query_id(df)
         _check_mode(output_mode(df, query), settings)
+        if settings.after and query is None and settings.run is None:
+            raise InvalidOption(
+                "after: Spark does not tell which query this is (Spark Connect, or a thread of your own), so "
+                "they would run again with a batch that comes again; give run=, another for each checkpoint"
+            )
         run = ":".join(each for each in (settings.run, query) if each)
         return _write(df, settings, run or None)
 

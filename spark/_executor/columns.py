@@ -1,6 +1,6 @@
 """Checks that a DataFrame fits its target, before a row is read."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import pyarrow as pa
 from sqlalchemy import Connection
@@ -73,17 +73,19 @@ def fitted(
                 "DataFrame does not have it"
             )
     if isinstance(results, Upsert):
-        _check_upsert(results, schema)
+        _check_upsert(results, schema, targets, settings.target)
         database.check_keys(connection, settings, targets.values(), [field.name for field in written])
     if settings.inbox == "table":
         _check_unique(settings, database.unique_keys(connection, settings))
     return [database.column(field, targets[field.name]) for field in written]
 
 
-def _check_upsert(how: Upsert, schema: pa.Schema) -> None:
+def _check_upsert(how: Upsert, schema: pa.Schema, targets: Collection[str], table: str | None) -> None:
     for name in (*how.key, how.version):
         if name not in schema.names:
             raise ColumnMismatch(f"Upsert: the DataFrame has no column {name!r}")
+        if name not in targets:  # the writer's key need not be there
+            raise ColumnMismatch(f"Upsert: table {table} has no column {name!r}")
 
 
 def _check_unique(settings: WriterSettings, keys: Sequence[UniqueKey]) -> None:

@@ -7,7 +7,7 @@ from sqlalchemy import Connection
 
 from inbox_outbox_base.databases.loading import Loading
 from inbox_outbox_base.databases.loading_values import Column
-from inbox_outbox_base.databases.results import NEW_ROWS
+from inbox_outbox_base.databases.results import NEW_ROWS, Append, Upsert
 from spark._options.settings import WriterSettings
 
 from . import sinks
@@ -34,10 +34,11 @@ class Filling:
         self._connection = connection
         self._database = database
         self._rows = 0
-        self._targets = [
-            (each, fitted(connection, database, each, each.schema(schema)))
-            for each in destinations(settings, schema)
-        ]
+        targets = [*destinations(settings, schema)]
+        for each in targets:
+            if isinstance(each.settings.results, Append | Upsert):
+                database.lock_types(connection, each.settings)
+        self._targets = [(each, fitted(connection, database, each, each.schema(schema))) for each in targets]
         self._sinks = self._begun()
         self._has_tables = is_repeated and database.keeps_temporary
         if self._has_tables:

@@ -73,16 +73,21 @@ def time_zone(df: "DataFrame") -> str:
 
 
 def output_mode(df: "DataFrame", query: str | None) -> str:
-    """The output mode of this micro-batch's query; "append" if Spark does not tell."""
-    if query is None:
+    """The output mode of this micro-batch's query; "append" if Spark does not tell. In another thread than
+    the query's, it does not tell which query that is: then any other mode of a running query counts."""
+    if classic_context(df) is None:
         return "append"
-    session: Any = df._jdf.sparkSession()  # noqa: SLF001 - there is no other way to ask
     try:
-        jvm: Any = df.sparkSession._jvm  # noqa: SLF001
-        uuid = jvm.java.util.UUID.fromString(query)
-        return str(session.sharedState().activeStreamingQueries().get(uuid).outputMode().toString()).lower()
+        session: Any = df._jdf.sparkSession()  # noqa: SLF001 - there is no other way to ask
+        running = session.sharedState().activeStreamingQueries().values()
+        modes = {
+            str(each.outputMode().toString()).lower()
+            for each in running
+            if query is None or str(each.id().toString()) == query
+        }
     except Exception:  # noqa: BLE001 - it is not part of Spark's public API, and a cluster may forbid it
         return "append"
+    return min(modes - {"append"}, default="append")
 
 
 def query_id(df: "DataFrame") -> str | None:

@@ -216,6 +216,7 @@ def test_invalid_options() -> None:
     wrong = {
         "url": make(url="localhost"),
         "queue": make(queue=""),
+        "queue='": make(queue="ä" * 121),  # 242 bytes
         "handler": make(handler=asynchronous),
         "prefetch": make(prefetch=0),
         "max_attempts": make(max_attempts=0),

@@ -238,6 +238,34 @@ def test_what_is_refused_on_postgresql(postgres: Database) -> None:
         engine.dispose()
 
 
+def test_another_style_of_parameters(postgres: Database) -> None:
+    """An engine with positional parameters works as SQLAlchemy does."""
+    engine = postgres.engine(paramstyle="format")
+    with engine.begin() as connection:
+        assert len(INBOX.accept_many(connection, ["a", "b"])) == 2
+        assert INBOX.accept(connection, "a") is Verdict.DUPLICATE
+        Outbox().publish(connection, topic="orders", payload="1", key="a")
+    with INBOX.transaction(engine, "c") as work:
+        work.result = 1
+    assert Relay(engine, Recorder()).run_once() == 1
+
+
+def test_a_signal_during_the_look_at_a_connection(postgres: Database) -> None:
+    """A signal handler's exception is not taken for a dumper that is wrong."""
+
+    class TimeLimit(Exception):
+        pass
+
+    class Interrupted(StrDumper):
+        def dump(self, obj: Any) -> Any:
+            raise TimeLimit
+
+    engine = prepared(postgres, lambda driver: driver.adapters.register_dumper(str, Interrupted))
+    with pytest.raises(TimeLimit), engine.begin() as connection:
+        INBOX.accept(connection, "a")
+    engine.dispose()
+
+
 def test_another_encoding_of_the_database(postgres: Database) -> None:
     """A database whose encoding is not UTF8 is refused."""
     name = f"{postgres.url.database}_latin1"

@@ -557,6 +557,26 @@ def test_changing_a_policy(postgres: Database) -> None:
     assert count(engine) == 1
 
 
+@pytest.mark.parametrize("other", ["set_policy", "an inbox"])
+def test_changing_a_policy_while_it_becomes_longer(engine: Engine, other: str) -> None:
+    """What somebody else stores between the look and the change stays."""
+    claim(engine, retention=DAY)
+    changed: list[str] = []
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def lengthen(*given: Any) -> None:
+        if given[2].startswith("DELETE FROM inbox_consumer") and not changed:
+            changed.append(other)
+            if other == "set_policy":
+                set_policy(engine, "billing", retention=MONTH)
+            else:
+                claim(engine, "b", retention=MONTH)
+
+    stored = set_policy(engine, "billing", dead_retention=2 * MONTH)
+    assert changed
+    assert (stored.retention, stored.dead_retention) == (MONTH, 2 * MONTH)
+
+
 def test_a_digest_format_of_another_version(postgres: Database) -> None:
     """Tables are not used if another version has recorded a different digest format in them."""
     engine = postgres.engine()

@@ -205,6 +205,24 @@ def test_sent_messages_are_recorded_with_keep_sent(engine: Engine) -> None:
     assert count(engine, TABLES.sent) == 0
 
 
+@on("mariadb", "mysql")
+def test_a_database_with_wide_characters(migrated: Database) -> None:
+    """Where the database's own character set has several bytes for each letter, what was sent is deleted,
+    recorded, and its id is free again."""
+    engine = migrated.engine()
+    with engine.begin() as connection:
+        connection.exec_driver_sql("ALTER DATABASE CHARACTER SET utf16")
+        Outbox().publish(connection, "orders", b"a1", id="own")
+    publish(engine, "b1")
+    publisher = Recorder()
+    assert relay(engine, publisher, keep_sent=3_600) == 2
+    assert relay(engine, publisher) == 0
+    assert (count(engine, TABLES.message), count(engine, TABLES.sent)) == (0, 2)
+    let_records_end(engine)
+    relay(engine, publisher)
+    assert count(engine, TABLES.ids) == 0
+
+
 @on("sqlite")
 def test_the_publisher_is_asked_once_whether_it_is_safe(engine: Engine) -> None:
     """`check` is called with the lease, in seconds, before the first send of a relay, and never again."""

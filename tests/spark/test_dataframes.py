@@ -2,6 +2,7 @@
 `format("inbox")`, in a Spark of this process."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -141,6 +142,13 @@ def test_a_batch_of_a_stream_that_comes_again(
     for rows, number in ((50, 0), (50, 0), (100, 0), (120, 1), (130, 0)):
         into.foreach_batch(frame(spark_session, rows), number)
     assert len(written(engine)) == len(taken(engine)) == 130
+
+
+def test_statements_after_a_batch_of_nobody(postgres: Database, spark_session: "SparkSession") -> None:
+    """`after` needs a name for the batches if Spark does not tell the query."""
+    into = writer(postgres, after=["SELECT 1"])
+    with pytest.raises(InvalidOption, match="after: Spark does not tell which query this is"):
+        into.foreach_batch(frame(spark_session, 10), 0)
 
 
 @pytest.mark.long
@@ -388,10 +396,14 @@ def test_a_stream_that_updates_its_rows(
     """A query in update mode is refused, with the recipe, and the recipe keeps the newest values."""
     execute(engine, "CREATE TABLE tally (k bigint PRIMARY KEY, count bigint)")
 
-    def run(each: InboxWriter, mode: str, checkpoint: str) -> None:
+    def run(each: InboxWriter, mode: str, checkpoint: str, *, in_thread: bool = False) -> None:
+        def write(df: Any, number: int) -> None:
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(each.foreach_batch, df, number).result()
+
         (tmp_path / "in").mkdir(exist_ok=True)
         counted = spark_session.readStream.schema("k bigint").json(str(tmp_path / "in")).groupBy("k").count()
-        stream = counted.writeStream.foreachBatch(each.foreach_batch).outputMode(mode)
+        stream = counted.writeStream.foreachBatch(write if in_thread else each.foreach_batch).outputMode(mode)
         stream.option("checkpointLocation", str(tmp_path / checkpoint))
         stream.trigger(availableNow=True).start().awaitTermination()
 
@@ -402,6 +414,8 @@ def test_a_stream_that_updates_its_rows(
         if number == 0:
             with pytest.raises(Exception, match=r"outputMode\('update'\).*results=Upsert"):
                 run(InboxWriter(**options), "update", "refused")
+            with pytest.raises(Exception, match=r"outputMode\('update'\).*results=Upsert"):
+                run(InboxWriter(**options), "update", "refused", in_thread=True)
         run(InboxWriter(**options, results=Upsert("k", "count")), "update", "a")
     assert fetched(engine, "SELECT k, count FROM tally") == [(1, 10)]
 

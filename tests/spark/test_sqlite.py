@@ -85,6 +85,24 @@ def test_a_table_with_conflict_clauses(migrated: Database, engine: Engine, claus
     assert fetched(engine, "SELECT count(*) FROM price WHERE id = 'c'") == [(0,)]
 
 
+def test_conflict_clauses_of_triggers(migrated: Database, engine: Engine) -> None:
+    """They keep their effect, unless the table has some of its own: then it is refused."""
+    replaces = "BEGIN INSERT OR REPLACE INTO latest VALUES (1, new.id); END"
+    execute(engine, "CREATE TABLE latest (place INTEGER PRIMARY KEY, id TEXT)")
+    for name, clause in (("plain", ""), ("price", "ON CONFLICT IGNORE")):
+        execute(
+            engine,
+            f"CREATE TABLE {name} (id TEXT PRIMARY KEY {clause}, amount INTEGER)",
+            f"CREATE TRIGGER after_{name} AFTER INSERT ON {name} {replaces}",
+        )
+    for inbox in ("rows", "table"):
+        rows = [batch((f"a {inbox}", 1), (f"b {inbox}", 2))]
+        assert write(migrated, rows, table="plain", key="id", inbox=inbox).new == 2
+        assert fetched(engine, "SELECT * FROM latest") == [(1, f"b {inbox}")]
+        with pytest.raises(ColumnMismatch, match="its trigger 'after_price'"):
+            write(migrated, rows, table="price", key="id", inbox=inbox)
+
+
 def test_a_decimal_is_no_version(migrated: Database, engine: Engine) -> None:
     """A decimal cannot be a version, because SQLite would compare it as text, where 9.5 is greater than 10.5.
     A decimal without a fraction and with at most 18 digits can."""

@@ -19,8 +19,10 @@ from sqlalchemy import (
     create_engine,
     select,
 )
+from sqlalchemy.exc import DBAPIError
 
 from inbox.errors import InvalidOption
+from inbox_outbox_base.databases.mysql.loading import MySQLLoading
 from spark import Append, InboxWriter, PerRow, Statements, Upsert
 from spark._executor.destinations import Destination
 from spark._options.settings import checked
@@ -31,7 +33,19 @@ from tests.support.crash_worker import kill_at
 from tests.support.database import Database
 from tests.support.forked import run_forked
 from tests.support.on_servers import each_on, on
-from tests.support.spark.writes import attempt, counts, fetched, prepared, taken, write
+from tests.support.processes import wait_until
+from tests.support.spark.writes import (
+    attempt,
+    batch,
+    counts,
+    execute,
+    fetched,
+    options_of,
+    prepared,
+    taken,
+    write,
+)
+from tests.support.together import Task
 
 METADATA = MetaData()
 ORDER = Table(
@@ -210,6 +224,44 @@ FITTING: list[tuple[list[Append | Upsert], str]] = [
     ([Append("tag", columns=["purchase_id"])], ""),
     ([Append("line", columns=["buyer"], explode="items")], "column 'buyer': table line"),
 ]
+
+
+CHANGES = {
+    "a type": ("rows", ["ALTER TABLE item ALTER amount TYPE real"], "'amount' of type int64 does not fit"),
+    "the key": ("table", ["ALTER TABLE item DROP CONSTRAINT item_pkey"], "no unique key on exactly 'id'"),
+}
+
+
+@on("postgresql")
+@pytest.mark.parametrize(("inbox", "changes", "said"), CHANGES.values(), ids=CHANGES)
+def test_a_target_that_is_being_changed(
+    migrated: Database, engine: Engine, inbox: str, changes: list[str], said: str
+) -> None:
+    """A task waits for the change, and then looks at the columns: binary values are not taken for those of
+    another type, and a key that is gone rejects nothing."""
+    execute(engine, "CREATE TABLE item (id text PRIMARY KEY, amount bigint)")
+    task = prepared(migrated, table="item", key="id", inbox=inbox)
+    with engine.connect() as connection:
+        for change in changes:
+            connection.exec_driver_sql(change)
+        writing = Task(lambda: attempt(task, 0, batch(("a", 5))))
+        wait_until(lambda: fetched(engine, "SELECT count(*) FROM pg_locks WHERE NOT granted") == [(1,)])
+        connection.commit()
+    with pytest.raises(ColumnMismatch, match=said):
+        writing.result()
+    assert fetched(engine, "SELECT count(*) FROM item") == [(0,)]
+
+
+@on("mariadb", "mysql")
+def test_a_target_keeps_its_columns(migrated: Database, engine: Engine) -> None:
+    """The same on MySQL, where a statement waits for a transaction that has used the table."""
+    execute(engine, "CREATE TABLE item (id varchar(9) PRIMARY KEY, amount bigint)")
+    settings, database = options_of(migrated, table="item", key="id"), MySQLLoading()
+    with engine.connect() as connection, engine.connect() as other:
+        database.lock_types(connection, settings)
+        other.exec_driver_sql("SET SESSION lock_wait_timeout = 1")
+        with pytest.raises(DBAPIError, match="Lock wait timeout"):
+            other.exec_driver_sql("ALTER TABLE item MODIFY amount int")
 
 
 @on("sqlite")

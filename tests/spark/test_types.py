@@ -11,6 +11,7 @@ from sqlalchemy import Engine
 from inbox_outbox_base.databases.mysql.loading import MySQLLoading
 from inbox_outbox_base.databases.postgresql import loading
 from spark import Append, Statements, Upsert
+from spark.errors import ColumnMismatch
 from tests.support.database import Database
 from tests.support.on_servers import on
 from tests.support.spark.arrays import gridded, listed
@@ -122,6 +123,16 @@ def test_arrays_of_declared_types(migrated: Database, engine: Engine) -> None:
 
 
 @on("postgresql")
+@on("postgresql")
+def test_a_domain_that_is_not_null(migrated: Database, engine: Engine) -> None:
+    """A column that needs a value because of its domain is one that the DataFrame must have: COPY would put
+    NULL into it."""
+    domain = "CREATE DOMAIN some AS integer NOT NULL; CREATE DOMAIN few AS some"
+    execute(engine, domain, "CREATE TABLE target (id text, n few)")
+    with pytest.raises(ColumnMismatch, match="column 'n' of table target is NOT NULL without a default"):
+        write(migrated, [pa.record_batch({"id": ["a"]})], table="target", key="id")
+
+
 def test_a_default_of_a_domain(migrated: Database, engine: Engine) -> None:
     """A NOT NULL column may be left out if its type has a default."""
     execute(

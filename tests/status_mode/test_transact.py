@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, event, text
+from sqlalchemy import Connection, Engine, event, text, update
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, sessionmaker
 
@@ -21,6 +21,7 @@ from inbox.errors import (
     TransactionEnded,
     UnusableConnection,
 )
+from inbox.schema import metadata, tables
 from tests.servers import Server
 from tests.support import accounts
 from tests.support.database import Database, make_tables
@@ -231,6 +232,26 @@ def test_another_database(engine: Engine, inbox: StatusInbox, server: Server) ->
     with pytest.raises(InvalidOption, match="step='book': source= is not the store's database"):
         deliver(inbox, lambda claim: claim.transact("book", fail, source=elsewhere.engine()))
     elsewhere.close()
+
+
+@on("postgresql")
+def test_another_schema(postgres: Database, engine: Engine, inbox: StatusInbox) -> None:
+    """The same for a schema of the store's database. But an engine of its own that sees a record which a late
+    COMMIT has changed says what the store's engine says."""
+    there = engine.execution_options(schema_translate_map={None: "elsewhere"})
+    with there.begin() as connection:
+        connection.exec_driver_sql("CREATE SCHEMA elsewhere")
+        metadata.create_all(connection)
+    with pytest.raises(InvalidOption, match="source= is not the store's database, or not the same schema"):
+        deliver(inbox, lambda claim: claim.transact("book", fail, source=there))
+
+    def late(claim: Claim) -> None:
+        with engine.begin() as connection:
+            connection.execute(update(tables().status).values(claim=bytes(16)))
+        claim.transact("book", fail, source=postgres.engine())
+
+    with pytest.raises(LeaseLost):
+        deliver(inbox, late)
 
 
 @on(*WITH_WRITERS)  # SQLite has one writer: while a transaction writes nothing else does

@@ -13,13 +13,21 @@ from inbox_outbox_base.words.incoming import Delivery
 from .record import headers_of
 
 _CONNECTION = (
+    "api.version.",
     "bootstrap.servers",
     "broker.",
+    "client.dns.",
     "client.id",
+    "connections.max.idle.",
+    "enable.sasl.",
     "enable.ssl.",
+    "https.",
     "logger",
     "metadata.broker.list",
     "oauth_cb",
+    "plugin.",
+    "reconnect.",
+    "resolve_cb",
     "sasl.",
     "security.",
     "socket.",

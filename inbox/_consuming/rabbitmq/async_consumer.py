@@ -23,7 +23,7 @@ from inbox_outbox_base.checks.options import count, flag
 from inbox_outbox_base.errors.inbox import InvalidOption
 from inbox_outbox_base.words.incoming import Delivery
 
-from .companion_queues import Companions
+from .companion_queues import LONGEST_QUEUE, Companions
 from .delivery import delivery_of, failures_of
 from .frames import MendingTransport
 from .settle import Settler
@@ -72,6 +72,11 @@ class AsyncRabbitConsumer:
         self._url = address.parse(url)
         if not isinstance(queue, str) or not queue:
             raise InvalidOption(f"queue={queue!r}: expected a name")
+        if len(queue.encode()) > LONGEST_QUEUE:
+            raise InvalidOption(
+                f"queue={queue!r}: {len(queue.encode())} bytes, expected at most {LONGEST_QUEUE}: its queues "
+                "for retries have longer names, and RabbitMQ takes 255"
+            )
         self.queue = queue
         check_names(listener)
         options: ListenerOptions = {**BY_KEY, **listener}

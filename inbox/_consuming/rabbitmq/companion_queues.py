@@ -20,6 +20,10 @@ _LONGEST_DELAY = 86_400.0
 _LONGEST_REASON = 1_000
 
 
+LONGEST_QUEUE = 255 - len(f".retry.{2 ** math.ceil(math.log2(_LONGEST_DELAY))}s")
+"""The most bytes of a queue's name that leave room for the names of these queues."""
+
+
 class Companions:
     """The queues "<queue>.retry.<n>s" and "<queue>.dead", made when they are first needed.
 

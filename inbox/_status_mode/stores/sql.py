@@ -113,10 +113,12 @@ class SqlStore(Store):
         parameters = {"consumer_": consumer, "key_": key}
         return self._run(lambda connection: self._look(connection, parameters)[1])
 
-    def has(self, held: HeldRecord) -> bool:
-        """Whether the record has this token and is being consumed."""
+    def has(self, held: HeldRecord, expects: Sequence[bytes]) -> bool:
+        """Whether the record has this token and one of these claims, and is being consumed."""
         record = self.find(held.consumer, held.key)
-        return record is not None and (record.token, record.status) == (held.token, Status.CONSUMING)
+        if record is None or record.claim not in expects:
+            return False
+        return (record.token, record.status) == (held.token, Status.CONSUMING)
 
     def list(self, consumer: str | None, status: Status | None, limit: int) -> list[Record]:
         statement = claiming_statements.listed(

@@ -152,7 +152,8 @@ def _problems(table: Table, dialect: Dialect, found: dict[str, list[Row[Any]]]) 
         yield referred_to(table.name, [f"{row.name}.{row.detail}" for row in found["referrer"]])
     keys: dict[str, set[str | None]] = defaultdict(set)
     for row in found["index"]:
-        keys[row.name].add(row.detail if row.number is None else None)  # a part of a column is no column
+        # A part of a column is no column. Names of columns have no case.
+        keys[row.name].add(row.detail.lower() if row.number is None else None)
     yield from wrong_keys(table, {name: frozenset(each) for name, each in keys.items()}, {})
 
 

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from pymysql.charset import charset_by_name
 from sqlalchemy import Connection, Select, Table, case
 from sqlalchemy.dialects.mysql import Insert
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.schema import CreateTable
 
 from inbox_outbox_base.databases import arrow
@@ -32,6 +33,7 @@ from inbox_outbox_base.databases.loading_values import (
     WriterClaim,
 )
 from inbox_outbox_base.databases.results import Upsert
+from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import InvalidOption
 from inbox_outbox_base.errors.spark import ColumnMismatch, InvalidRow
 from inbox_outbox_base.tables.inbox import Tables
@@ -46,6 +48,8 @@ _LOCAL_FILES = 128
 
 _TRANSACTIONAL = {"innodb", "rocksdb"}
 """Engines whose rows commit with those of the inbox."""
+
+_NO_TABLE = 1146
 
 _SAMPLE = 500
 """Keys to look up first: if none of them exists, hardly any of the others does."""
@@ -97,6 +101,16 @@ class MySQLLoading(Loading):
         if found.engine is not None and found.engine.lower() not in _TRANSACTIONAL:
             raise outside(found.place, f"its engine is {found.engine}, not InnoDB")
         return str(found.place)
+
+    def lock_types(self, connection: Connection, write: Write) -> None:
+        quote = connection.dialect.identifier_preparer.quote_identifier
+        name = ".".join(quote(part) for part in (write.table_schema, write.table) if part)
+        try:
+            connection.exec_driver_sql(f"SELECT 1 FROM {name} LIMIT 0")  # noqa: S608 - quoted names
+        except DBAPIError as error:
+            # A role that may only insert cannot; nor is there a lock for a table that is not there.
+            if not codes.is_denied(error) and codes.code_of(error) != _NO_TABLE:
+                raise
 
     def targets(self, connection: Connection, write: Write) -> list[Target]:
         where = {"schema": write.table_schema, "name": write.table}

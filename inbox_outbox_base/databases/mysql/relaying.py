@@ -40,9 +40,9 @@ from inbox_outbox_base.tables.outbox import OutboxTables
 
 from .dialect import TAKEN
 
-_GIVEN = (
-    "JSON_TABLE({these}, '$[*]' COLUMNS (sequence BIGINT PATH '$[0]', id VARCHAR(128) PATH '$[1]')) AS given"
-)
+# On MariaDB, a column without a character set has the database's, which may have several bytes for a letter.
+_ID = "id VARCHAR(128) CHARACTER SET utf8mb4"
+_GIVEN = f"JSON_TABLE({{these}}, '$[*]' COLUMNS (sequence BIGINT PATH '$[0]', {_ID} PATH '$[1]')) AS given"
 _THEIR_ROWS = (
     " STRAIGHT_JOIN {outbox_message} AS message FORCE INDEX (PRIMARY) ON message.sequence = given.sequence"
     " WHERE CAST(message.id AS BINARY) = CAST(given.id AS BINARY)"
@@ -56,7 +56,7 @@ _KEEP_SENT = (
     f"{_THEIR_ROWS} FOR UPDATE"
 )
 _FREE_IDS = (
-    "DELETE used FROM JSON_TABLE({these}, '$[*]' COLUMNS (id VARCHAR(128) PATH '$')) AS given"
+    f"DELETE used FROM JSON_TABLE({{these}}, '$[*]' COLUMNS ({_ID} PATH '$')) AS given"
     " STRAIGHT_JOIN {outbox_id} AS used FORCE INDEX (PRIMARY) ON used.id = CAST(given.id AS BINARY)"
 )
 

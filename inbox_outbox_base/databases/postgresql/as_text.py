@@ -21,6 +21,8 @@ def execute(
     """As `connection.execute`, for a statement that is made once, with no values of its own, and for
     parameters that the driver takes as they are."""
     dialect = connection.dialect
+    if dialect.positional:  # the application has chosen another style of parameters
+        return connection.execute(statement, parameters)
     texts: dict[object, str] | None = vars(dialect).get(_TEXTS)
     if texts is None:
         texts = vars(dialect).setdefault(_TEXTS, {})

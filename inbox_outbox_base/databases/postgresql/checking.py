@@ -50,7 +50,11 @@ _RANGE = re.compile(r"FOR VALUES FROM \((?:MINVALUE.*|(.*))\) TO \((?:MAXVALUE.*
 _OWN_TABLE = "create the table itself here with `inbox-outbox migrate`"
 
 _FOUND = text("""
-    pg_class c CROSS JOIN LATERAL (
+    pg_class c CROSS JOIN (
+        SELECT chr(34) || chr(39) || chr(92) AS quotes,
+               CASE current_setting('session_replication_role')
+               WHEN 'replica' THEN 'R' ELSE 'O' END AS enabled
+    ) AS this CROSS JOIN LATERAL (
         SELECT array_agg(p.oid) AS parts,
                array_agg(p.oid::regclass::text) FILTER (WHERE p.relkind = 'f') AS far_parts,
                array_agg(p.oid::regclass::text) FILTER (WHERE p.relpersistence <> 'p') AS lost_parts
@@ -58,10 +62,10 @@ _FOUND = text("""
     ) AS tree CROSS JOIN LATERAL (
         -- The sequences that the numbered column owns; whether its default draws from them, and nothing else.
         SELECT array_agg(q.seqrelid::regclass::text ORDER BY q.seqrelid) AS sequences,
-               -- Without quotes, which `quote_all_identifiers` puts around every name.
+               -- Without quotes and backslashes, which depend on settings.
                bool_and(CASE a.attidentity WHEN ''
-                   THEN replace(pg_get_expr(d.adbin, d.adrelid), '"', '') = concat(
-                       'nextval(', replace(quote_literal(q.seqrelid::regclass::text), '"', ''), '::regclass)')
+                   THEN translate(pg_get_expr(d.adbin, d.adrelid), this.quotes, '')
+                   = translate(concat('nextval(', q.seqrelid::regclass, '::regclass)'), this.quotes, '')
                    ELSE o.deptype = 'i' END) AS draws,
                bool_and(q.seqincrement > 0 AND NOT q.seqcycle) AS counts_up
         FROM pg_attribute a
@@ -72,10 +76,7 @@ _FOUND = text("""
         WHERE a.attrelid = c.oid
         AND (c.relname::text, a.attname::text) IN (('outbox_message', 'sequence'),
             ('outbox_delayed', 'sequence'), ('inbox_ledger', 'id'))
-    ) AS drawn CROSS JOIN (
-        SELECT CASE current_setting('session_replication_role')
-               WHEN 'replica' THEN 'R' ELSE 'O' END AS enabled
-    ) AS this CROSS JOIN LATERAL (
+    ) AS drawn CROSS JOIN LATERAL (
         SELECT c.oid::bigint AS number, c.relname::text AS name, c.relkind::text AS kind,
                tree.far_parts AS elsewhere, tree.lost_parts AS forgetful,
                c.relkind = 'r' AND EXISTS (SELECT FROM pg_inherits i WHERE i.inhparent = c.oid) AS has_heirs,

@@ -80,6 +80,7 @@ _GUARD = text("""
            CASE WHEN version() LIKE '%linux%'
                 THEN set_config('client_connection_check_interval', '5s', true) END
 """)
+_MAY_LOCK = text("SELECT has_table_privilege(to_regclass(:name), 'INSERT')")
 _PLAIN = text("""
     SELECT relkind IN ('r', 'p') AND NOT relrowsecurity AND NOT relhasrules
     FROM pg_class WHERE oid = to_regclass(:name)
@@ -119,6 +120,12 @@ class PostgreSQLLoading(OnConflict):
 
     def place(self, connection: Connection, write: Write) -> str:
         return place(connection, write)
+
+    def lock_types(self, connection: Connection, write: Write) -> None:
+        # The lock that an INSERT takes later. A role that may insert some columns only cannot take it now.
+        name = relation(write.table_schema, write.table)
+        if connection.execute(_MAY_LOCK, {"name": name}).scalar():
+            connection.exec_driver_sql(f"LOCK TABLE {name.replace('%', '%%')} IN ROW EXCLUSIVE MODE")
 
     def targets(self, connection: Connection, write: Write) -> list[Target]:
         return [*targets(connection, write)]

@@ -4,6 +4,7 @@ The server finds the table as it finds those in the rest of the statement: by `s
 that a `schema_translate_map` gives it.
 """
 
+import secrets
 from functools import cache
 from typing import Any
 
@@ -13,6 +14,9 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.visitors import InternalTraversal
+
+_QUOTE = f"$inbox_{secrets.token_hex(4)}$"
+"""Around a text: no name ends with it, also if somebody chooses it for that purpose."""
 
 
 class relation(ColumnElement[Any]):  # noqa: N801
@@ -30,7 +34,7 @@ class relation(ColumnElement[Any]):  # noqa: N801
 def _relation(element: relation, compiler: SQLCompiler, **kw: Any) -> str:
     # SQLAlchemy puts in the name from a `schema_translate_map` later, quoted as a name: the name of a type
     # would need quotes for more keywords, and a text in quotes would need two where the name has one.
-    return f"$inbox${compiler.preparer.format_table(element.table)}$inbox$::regclass"
+    return f"{_QUOTE}{compiler.preparer.format_table(element.table)}{_QUOTE}::regclass"
 
 
 @cache

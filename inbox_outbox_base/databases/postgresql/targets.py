@@ -37,7 +37,10 @@ _TARGETS = text("""
     SELECT a.attname AS name, base.kind, base.modifier, outside.full,
            element.kind AS element_kind, element.modifier AS element_modifier,
            element_outside.full AS element_full,
-           a.attnotnull AND NOT a.atthasdef AND a.attidentity = ''
+           -- COPY would put NULL into a domain that is NOT NULL.
+           (a.attnotnull OR EXISTS (SELECT FROM part JOIN pg_type t USING (oid)
+                                    WHERE part.number = a.attnum AND NOT is_element AND t.typnotnull))
+           AND NOT a.atthasdef AND a.attidentity = ''
            AND NOT EXISTS (SELECT FROM pg_type t WHERE t.oid = a.atttypid AND t.typdefault IS NOT NULL)
            AS required,
            a.attgenerated <> '' OR a.attidentity = 'a' AS is_generated,

@@ -4,6 +4,7 @@ A transaction that has read cannot wait for the write lock: what it read may be 
 transaction that is going to write waits for the lock first.
 """
 
+import re
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -39,6 +40,7 @@ from inbox_outbox_base.databases.loading_values import (
 )
 from inbox_outbox_base.databases.on_conflict import OnConflict
 from inbox_outbox_base.databases.results import Upsert
+from inbox_outbox_base.errors.spark import ColumnMismatch
 from inbox_outbox_base.tables.inbox import Bytewise, Tables
 
 from . import types
@@ -71,6 +73,14 @@ _UNIQUE = text("""
 """)
 
 
+_WORDS = """
+    SELECT type, name, coalesce(sql, '') AS sql FROM {schema}.sqlite_master
+    WHERE tbl_name = :name COLLATE NOCASE AND type IN ('table', 'trigger')
+"""
+_CLAUSE = re.compile(r"\bON\s+CONFLICT\b", re.IGNORECASE)
+_OWN_CLAUSE = re.compile(r"\b(?:INSERT|UPDATE)\s+OR\b|\bREPLACE\s+INTO\b", re.IGNORECASE)
+
+
 class SQLiteLoading(OnConflict):
     """Rows one by one, in one prepared statement."""
 
@@ -80,6 +90,8 @@ class SQLiteLoading(OnConflict):
 
     def __init__(self) -> None:
         self._version: str | None = None
+        self._deciding: set[tuple[str, str]] = set()
+        """Schema and name of targets whose own ON CONFLICT clauses would drop or replace rows."""
 
     def isolation_level(self, wanted: str | None) -> str:
         return self.isolation  # there is no lower level
@@ -96,6 +108,7 @@ class SQLiteLoading(OnConflict):
     def targets(self, connection: Connection, write: Write) -> list[Target]:
         self._version = write.results.version if isinstance(write.results, Upsert) else None
         where = {"name": write.table, "schema": write.table_schema or "main"}
+        self._look_for_clauses(connection, where)
         return [
             types.SQLiteTarget(
                 row.name,
@@ -108,6 +121,19 @@ class SQLiteLoading(OnConflict):
             )
             for row in connection.execute(_TARGETS, where)
         ]
+
+    def _look_for_clauses(self, connection: Connection, where: dict[str, Any]) -> None:
+        quote = connection.dialect.identifier_preparer.quote_identifier
+        found = connection.execute(text(_WORDS.format(schema=quote(where["schema"]))), where).all()
+        if not any(row.type == "table" and _CLAUSE.search(row.sql) for row in found):
+            return
+        for row in found:
+            if row.type == "trigger" and _OWN_CLAUSE.search(row.sql):
+                raise ColumnMismatch(
+                    f"table={where['name']!r}: it has ON CONFLICT clauses, and so has a statement of its "
+                    f"trigger {row.name!r}: SQLite cannot overrule one of them without the other"
+                )
+        self._deciding.add((where["schema"], where["name"]))
 
     def unique_keys(self, connection: Connection, write: Write) -> list[UniqueKey]:
         where = {"name": write.table, "schema": write.table_schema or "main"}
@@ -161,7 +187,8 @@ class SQLiteLoading(OnConflict):
         relation = ".".join(quote(part) for part in (schema, name) if part)
         columns = ", ".join(quote(column) for column in rows.column_names)
         places = ", ".join(["?"] * rows.num_columns)
-        added = f"INSERT OR ABORT INTO {relation} ({columns}) VALUES ({places})"  # noqa: S608 - quoted names
+        clause = " OR ABORT" if (schema or "main", name) in self._deciding else ""
+        added = f"INSERT{clause} INTO {relation} ({columns}) VALUES ({places})"
         for batch in rows.to_batches(max_chunksize=batch_size):
             connection.exec_driver_sql(added, list(_tuples(batch)))
 
@@ -170,8 +197,8 @@ class SQLiteLoading(OnConflict):
         connection.exec_driver_sql(f"DROP TABLE IF EXISTS temp.{quote(name)}")
 
     def insert(self, target: Table) -> Insert:
-        # Else the table's own ON CONFLICT clauses would drop or replace rows.
-        return insert(target).prefix_with("OR ABORT")
+        is_deciding = (target.schema or "main", target.name) in self._deciding
+        return insert(target).prefix_with("OR ABORT") if is_deciding else insert(target)
 
 
 def _problem(rows: list[Row[Any]]) -> str | None:
