@@ -2,7 +2,7 @@
 success."""
 
 import sqlite3
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from itertools import product
 from typing import Any
@@ -10,25 +10,22 @@ from typing import Any
 import pytest
 from pymysql.constants import CLIENT
 from sqlalchemy import Connection, Engine, create_engine, event, insert, text
-from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
-from sqlalchemy.ext.asyncio import async_sessionmaker as async_sessions
+from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import Session, sessionmaker
 
-from inbox import Action, AsyncInbox, Inbox, SqlStore, StatusInbox, Verdict
+from inbox import Action, Inbox, SqlStore, StatusInbox, Verdict
 from inbox.errors import MessageHalted, TransactionAborted, TransactionEnded, TransientError
 from tests.support import accounts
 from tests.support.accounts import Account
 from tests.support.constructs import Written
 from tests.support.database import Database
 from tests.support.deadlock import procedure
-from tests.support.listeners import asynchronously
 from tests.support.on_servers import BOTH_MYSQL, each_on, on
 
 pytestmark = pytest.mark.mysql
 
 KEY = "transfer-1"
-INBOX, ASYNC_INBOX = Inbox("bookkeeping"), AsyncInbox("bookkeeping")
+INBOX = Inbox("bookkeeping")
 
 
 @pytest.fixture
@@ -626,130 +623,3 @@ def test_a_body_that_closes_its_connection(engine: Engine) -> None:
         deliver(engine, lambda connection: connection.close())
     assert deliver(engine, accounts.add) is Verdict.NEW
     assert accounts.total(engine) == 1
-
-
-async def deliver_async(
-    source: "AsyncEngine | async_sessions[AsyncSession]", body: Callable[[Any], Awaitable[object]]
-) -> Verdict:
-    """Deliver a message once; `body` runs if it is new."""
-    async with ASYNC_INBOX.transaction(source, KEY) as work:
-        if work.is_new:
-            await body(work.session if isinstance(source, async_sessions) else work.connection)
-    return work.verdict
-
-
-@pytest.mark.usefixtures("engine")
-def test_asynchronous_swallowed_constraint_error(migrated: Database) -> None:
-    """Async: TransactionAborted if the error aborted the transaction, and the redelivered message runs."""
-
-    async def body(connection: AsyncConnection) -> None:
-        await accounts.add_async(connection)
-        with suppress(IntegrityError):
-            await connection.execute(insert(Account), [{"name": "cash", "total": 0}])
-
-    async def work(engine: AsyncEngine) -> None:
-        if migrated.name == "postgresql":
-            with pytest.raises(TransactionAborted):
-                await deliver_async(engine, body)
-            assert await deliver_async(engine, accounts.add_async) is Verdict.NEW
-        else:
-            assert await deliver_async(engine, body) is Verdict.NEW
-        assert await deliver_async(engine, body) is Verdict.DUPLICATE
-
-    asynchronously(migrated, work)
-    assert accounts.total(migrated.engine()) == 1
-
-
-@on(*BOTH_MYSQL)
-@pytest.mark.usefixtures("engine")
-def test_an_asynchronous_statement_that_commits_and_fails(migrated: Database) -> None:
-    """Async: TransactionEnded, too, whether the body swallows the error or not."""
-
-    async def body(session: Any, *, swallows: bool) -> None:
-        await accounts.add_async(session)
-        with suppress(OperationalError) if swallows else nullcontext():
-            async with session.begin_nested():
-                await session.execute(text(FAILING[0]))
-        await accounts.add_async(session, amount=100)
-
-    async def work(engine: AsyncEngine) -> None:
-        for swallows, key in (True, "swallowed"), (False, "raised"):
-            with pytest.raises(TransactionEnded):
-                async with ASYNC_INBOX.transaction(async_sessions(engine), key) as work:
-                    await body(work.session, swallows=swallows)
-
-    asynchronously(migrated, work)
-    assert accounts.total(migrated.engine()) == 2
-
-
-@on(*BOTH_MYSQL, "sqlite")  # PostgreSQL's driver complains of cursors that are left open
-@pytest.mark.usefixtures("engine")
-@pytest.mark.filterwarnings("ignore:Previous unbuffered result was left incomplete")
-def test_an_asynchronous_body_that_does_not_read_its_stream_to_the_end(migrated: Database) -> None:
-    """Async: a body that leaves a stream half read has not ended its transaction, and commits."""
-
-    async def body(connection: Any) -> None:
-        await accounts.add_async(connection)
-        stream = await connection.stream(text("SELECT 1 UNION ALL SELECT 2"))
-        await stream.fetchone()
-
-    async def work(engine: AsyncEngine) -> None:
-        assert await deliver_async(engine, body) is Verdict.NEW
-
-    asynchronously(migrated, work)
-    assert accounts.total(migrated.engine()) == 1
-
-
-@on("mariadb", "sqlite")
-@pytest.mark.usefixtures("engine")
-def test_an_asynchronous_body_that_looks_at_the_driver(migrated: Database) -> None:
-    """Async: outside a greenlet nothing can be sent, so no savepoint is set; the body goes on."""
-
-    def look(connection: AsyncConnection) -> None:
-        assert connection.sync_connection
-        assert connection.sync_connection.connection.driver_connection
-
-    async def work(engine: AsyncEngine) -> None:
-        for verdict in (Verdict.NEW, Verdict.DUPLICATE):
-            async with ASYNC_INBOX.transaction(engine, KEY) as work:
-                assert work.verdict is verdict
-                look(work.connection)
-                await accounts.add_async(work.connection)
-                look(work.connection)
-
-    asynchronously(migrated, work)
-    assert accounts.total(migrated.engine()) == 2
-
-
-@pytest.mark.usefixtures("engine")
-@each_on(
-    "sqlite",
-    "end,goes_on,use_session",
-    product(["commit", "rollback", "COMMIT", "ROLLBACK"], [True, False], [True, False]),
-    [("COMMIT", False, False), ("ROLLBACK", True, False)],
-)
-def test_an_asynchronous_body_that_ends_the_transaction(
-    migrated: Database, end: str, *, goes_on: bool, use_session: bool
-) -> None:
-    """Async: TransactionEnded, and the next verdict matches what was committed. A body that has committed
-    gets it also if it raises an error of its own."""
-
-    async def body(handle: Any) -> None:
-        await accounts.add_async(handle)
-        await (handle.execute(text(end)) if end.isupper() else getattr(handle, end)())
-        if goes_on:
-            with suppress(TransactionEnded) if end == "COMMIT" else nullcontext():
-                await accounts.add_async(handle, amount=100)
-                await handle.commit()
-            raise ValueError
-
-    async def work(engine: AsyncEngine) -> None:
-        source = async_sessions(engine) if use_session else engine
-        with pytest.raises(TransactionEnded):
-            await deliver_async(source, body)
-        kept = end.lower() == "commit"
-        verdict = await deliver_async(source, accounts.add_async)
-        assert verdict is (Verdict.DUPLICATE if kept else Verdict.NEW)
-
-    asynchronously(migrated, work)
-    assert accounts.total(migrated.engine()) == 1

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, event, select
 from sqlalchemy.orm import Session
 
-from outbox import Envelope, Relay, schema
+from outbox import Envelope, Outbox, Relay, schema
 from tests.support.database import Database
 from tests.support.outbox_publishers import Recorder
 
@@ -100,3 +100,8 @@ def break_off(way: Way, engine: Engine, work: Callable[[Handle], object]) -> Non
     with way(engine) as handle:
         work(handle)
         raise ZeroDivisionError
+
+
+def publish(session: Session, payload: str) -> None:
+    """Publish a message with the one key of these tests, so that the order matters."""
+    Outbox().publish(session, TOPIC, payload, key="k")
