@@ -29,7 +29,7 @@ from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import InvalidOption, TransientError
 from inbox_outbox_base.tables.inbox import FEATURES, VERSION_TABLE
 
-from ._migrating import leftovers, one_at_a_time, revisions, version
+from ._migrating import one_at_a_time, revisions, version
 from ._migrating.one_at_a_time import check, turn
 from ._migrating.revisions import Features
 from ._migrating.version import current, forget_base
@@ -55,6 +55,7 @@ URL_VARIABLE = "INBOX_OUTBOX_URL"
 
 _ALEMBIC = threading.Lock()  # the revisions import its `op`, which is a global variable
 _OURS = frozenset({VERSION_TABLE}.union(*FEATURES.values()))
+_FILLED = ("outbox_bucket",)  # tables whose rows the migration makes
 _PAUSE = 0.5  # seconds
 
 
@@ -139,7 +140,7 @@ def lost_rows(
     for name in (name for _, step in steps for name in getattr(step.module, "makes", ())):
         some = select(literal_column("1")).select_from(table(name, schema=schema)).limit(most).subquery()
         count: int = connection.execute(select(func.count()).select_from(some)).scalar_one()
-        if count and name not in leftovers.FILLED:
+        if count and name not in _FILLED:
             found[name] = count
     return found
 
@@ -172,6 +173,8 @@ def upgrade(
         since: the revision to start from if the database cannot be asked (`alembic upgrade --sql`); if it is
             not "base", the tables of these features exist.
         features: the features whose tables to make, as for `migrate`.
+
+    Raises: as `migrate`.
     """
     context: MigrationContext = op.get_context()
     check(context.dialect.name, schema)
@@ -184,16 +187,12 @@ def upgrade(
         start, present = version.reached(op.get_bind(), schema), revisions.there(op.get_bind(), schema)
     end = max(start, end)  # tables at a newer revision stay at it, and added ones must match
     steps = dict(revisions.ups(start, end, present, wanted))
-    may_be_half = migrating(context.dialect.name).commits_ddl and not context.as_sql
-    if may_be_half:
-        done = enumerate(revisions.revisions()[:start], 1)
-        steps |= {each: step for each, step in done if leftovers.is_half(op.get_bind(), step, schema)}
+    if not context.as_sql:
+        steps |= revisions.undone(op.get_bind(), schema, start, steps, present & wanted)
     with _inbox_schema(context, schema):
         if start == 0 < end:
             version.prepare(op, schema, as_sql=context.as_sql)
         for number, step in sorted(steps.items()):
-            if may_be_half:
-                leftovers.drop(op, step, schema)
             step.module.upgrade()
             # Up to `start`, a step only adds the tables of another feature: the revision stays.
             if number > start:

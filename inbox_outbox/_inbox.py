@@ -1,5 +1,6 @@
 """`inbox-outbox inbox ...`: inspect and purge the inbox."""
 
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
@@ -9,6 +10,7 @@ import typer
 
 import inbox
 from inbox import ConsumerStatus, Message, Policy, Purged, SqlStore, Status
+from inbox.errors import TablesMissing
 from inbox_outbox_base.transactions.policy import brief
 
 from ._connect import Json, Prefix, Schema, StoreUrl, Url, engine_at, store_at
@@ -97,10 +99,11 @@ def show(
 ) -> None:
     """One message that was taken, in either mode; exit code 3 if the inbox does not know it."""
     with store_at(url, schema, prefix) as store:
-        record = inbox.show_message(store, consumer, key)
-        message = None
+        record = message = None
         if isinstance(store, SqlStore):
             message = inbox.show(store.engine, consumer, key, schema=schema)
+        with suppress(TablesMissing):  # an application with the exactly-once path alone: `show` has found it
+            record = inbox.show_message(store, consumer, key)
     if record is None and message is None:
         typer.echo(f"inbox-outbox: consumer {consumer!r} has not taken {key!r}", err=True)
         raise typer.Exit(NOT_FOUND)

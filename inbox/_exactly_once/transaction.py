@@ -19,7 +19,7 @@ from inbox_outbox_base.calls.retry import retry
 from inbox_outbox_base.checks.results import encode_result
 from inbox_outbox_base.databases import taking_statements
 from inbox_outbox_base.databases.registry import database_of
-from inbox_outbox_base.databases.taking import Attempt, Stored, pooled
+from inbox_outbox_base.databases.taking import LEVEL, Attempt, Stored, pooled
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.blame import COMMIT, OWN
 from inbox_outbox_base.errors.groups import find
@@ -334,7 +334,7 @@ class Transaction:
         given = self.connection.get_execution_options().get("schema_translate_map")
         options = {"schema_translate_map": given} if given else {}  # a session may have its own
         # At a higher isolation level, the look would not see a COMMIT that it has waited for.
-        options["isolation_level"] = self._database.own_isolation
+        options[LEVEL] = self._database.own_isolation
         engine = self.connection.engine.execution_options(**options)
 
         def look(connection: Connection) -> Stored | None:

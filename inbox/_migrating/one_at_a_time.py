@@ -8,6 +8,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.schema import CreateSchema
 
 from inbox_outbox_base.databases.registry import migrating
+from inbox_outbox_base.databases.taking import at_level
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import InvalidOption, TransientError
 from inbox_outbox_base.transactions.connect import connected
@@ -29,7 +30,7 @@ def turn(engine: Engine, schema: str | None = None) -> Iterator[Connection]:
     """
     check(engine.dialect.name, schema)
     database = migrating(engine.dialect.name)
-    with connected(engine.execution_options(isolation_level=database.isolation)) as connection:
+    with connected(at_level(engine, database.isolation)) as connection:
         taken = f"another migration has been running for {LOCK_WAIT} seconds"
         try:
             is_ours = database.wait_for_turn(connection, LOCK_WAIT, TABLE_WAIT)

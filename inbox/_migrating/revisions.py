@@ -4,14 +4,14 @@ Each revision names the features whose tables it makes or changes. The version t
 tables that exist; the tables themselves show which features exist.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
 from alembic.script import Script, ScriptDirectory
 from sqlalchemy import Connection, inspect
 
-from inbox_outbox_base.errors.inbox import InvalidOption
+from inbox_outbox_base.errors.inbox import InvalidOption, UnsupportedDatabase
 from inbox_outbox_base.tables.inbox import FEATURES
 
 Features = frozenset[str]
@@ -76,6 +76,39 @@ def ups(start: int, end: int, present: Features, wanted: Features) -> Iterator[t
         is_done = number <= start and concerns(step, present)
         if not is_done and concerns(step, present | wanted):
             yield number, step
+
+
+def undone(
+    connection: Connection, schema: str | None, start: int, steps: Mapping[int, Script], present: Features
+) -> dict[int, Script]:
+    """Steps up to `start`, of these features, whose tables are missing: a migration has died where DDL cannot
+    be rolled back.
+
+    Raises:
+        UnsupportedDatabase: some tables of a revision exist, and others do not; or a step is to make tables
+            that exist. Nobody knows whose they are, so nothing is dropped.
+    """
+    found, missing = inspect(connection), dict[int, Script]()
+    for number, step in enumerate(revisions(), 1):
+        makes = step.module.makes
+        there = [name for name in makes if found.has_table(name, schema=schema)]
+        if number in steps and there:
+            raise _half(step, f"{', '.join(there)} exist already")
+        if number in steps or number > start or not concerns(step, present):
+            continue
+        if not there:
+            missing[number] = step
+        elif len(there) < len(makes):
+            lacking = [name for name in makes if name not in there]
+            raise _half(step, f"{', '.join(there)} exist, but not {', '.join(lacking)}")
+    return missing
+
+
+def _half(step: Script, what: str) -> UnsupportedDatabase:
+    return UnsupportedDatabase(
+        f"of the tables of revision {step.revision}, {what}: somebody else has made or dropped them, or a "
+        "migration died there and could not be rolled back; drop those that nobody uses, and migrate again"
+    )
 
 
 def downs(start: int, end: int, present: Features) -> Iterator[tuple[int, Script]]:

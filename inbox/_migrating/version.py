@@ -59,19 +59,10 @@ def reached(connection: Connection, schema: str | None) -> int:
         raise UnsupportedDatabase(
             f"the tables are at revision {found}, unknown to this version of inbox-outbox"
         )
-    present = revisions.there(connection, schema) if found == "base" else frozenset()
-    if present and not _died_in_its_first(connection, schema, present):
+    if found == "base" and (present := revisions.there(connection, schema)):
         raise UnsupportedDatabase(
             f"tables of {', '.join(sorted(present))} exist, but {VERSION_TABLE} names no revision: none of "
-            "our migrations created them (see `Autogenerate` in docs/tables.md)"
+            "our migrations created them (see `Autogenerate` in docs/tables.md), or one died in its first "
+            "revision where DDL cannot be rolled back (see `Waiting`)"
         )
     return revisions.position(found)
-
-
-def _died_in_its_first(connection: Connection, schema: str | None, present: revisions.Features) -> bool:
-    """Whether a migration of ours has died within its first revision."""
-    if not migrating(connection.dialect.name).commits_ddl or present - {
-        *revisions.revisions()[0].module.features
-    }:
-        return False
-    return inspect(connection).has_table(VERSION_TABLE, schema=schema)

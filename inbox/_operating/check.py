@@ -16,7 +16,7 @@ from inbox_outbox_base.checks.keys import digest
 from inbox_outbox_base.databases import claiming_statements, taking_statements
 from inbox_outbox_base.databases.missing import missing_table
 from inbox_outbox_base.databases.registry import checking, taking
-from inbox_outbox_base.databases.taking import Attempt, KeyBatch, Stored, Taking
+from inbox_outbox_base.databases.taking import Attempt, KeyBatch, Stored, Taking, at_level
 from inbox_outbox_base.databases.taking_statements import Aging
 from inbox_outbox_base.errors.inbox import TablesMissing
 from inbox_outbox_base.tables.inbox import Tables, tables
@@ -55,7 +55,7 @@ def check(engine: Engine, *, schema: str | None = None, consumer: str | None = N
         UnsupportedDatabase: not PostgreSQL, MySQL, MariaDB or SQLite.
     """
     database = taking(usable(engine).dialect.name)
-    own = engine.execution_options(isolation_level=database.own_isolation)
+    own = at_level(engine, database.own_isolation)
     trials = Trials(own, "" if consumer else _ADVICE)
     name = f"inbox-outbox-check-{uuid4().hex}" if consumer is None else options.consumer(consumer)
     probes = _InboxProbes(trials, database, tables(schema), name, schema)

@@ -17,7 +17,7 @@ from inbox_outbox_base.checks.retention import SKEW, Retention
 from inbox_outbox_base.databases import taking_statements
 from inbox_outbox_base.databases.missing import raise_clearer
 from inbox_outbox_base.databases.registry import taking
-from inbox_outbox_base.databases.taking import Taking
+from inbox_outbox_base.databases.taking import Taking, at_level
 from inbox_outbox_base.databases.taking_statements import Aging
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import InvalidOption, TablesMissing
@@ -148,7 +148,7 @@ class _PurgeRun:
     ) -> None:
         self.database: Taking = taking(engine.dialect.name)
         # At the engine's own level, which may be higher, a batch could fail because of live traffic.
-        self.engine = engine.execution_options(isolation_level=self.database.own_isolation)
+        self.engine = at_level(engine, self.database.own_isolation)
         self.tables = tables
         self.batch = batch
         self.limit = limit

@@ -12,6 +12,7 @@ from inbox_outbox_base.checks.retention import Retention
 from inbox_outbox_base.databases import taking_statements
 from inbox_outbox_base.databases.missing import raise_clearer
 from inbox_outbox_base.databases.registry import taking
+from inbox_outbox_base.databases.taking import at_level
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import InboxError, InvalidOption
 from inbox_outbox_base.tables.inbox import Tables, tables
@@ -56,7 +57,7 @@ def set_policy(
     if mode is not None:
         options.one_of("mode", mode, _MODES)
     database, all_tables = taking(engine.dialect.name), tables(schema)
-    engine = engine.execution_options(isolation_level=database.own_isolation)
+    engine = at_level(engine, database.own_isolation)
 
     def replace() -> Policy:
         with connected(engine) as connection, connection.begin():

@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError
 from inbox._status_mode.stores import Status
 from inbox_outbox_base.checks import options
 from inbox_outbox_base.checks.keys import Key, encode_key
-from inbox_outbox_base.databases.missing import raise_clearer
+from inbox_outbox_base.databases.missing import is_there, raise_clearer
 from inbox_outbox_base.databases.registry import taking
 from inbox_outbox_base.databases.taking import Taking
 from inbox_outbox_base.tables.inbox import Tables, tables
@@ -77,10 +77,17 @@ def status(engine: Engine, *, schema: str | None = None) -> list[ConsumerStatus]
 
 
 def _status(connection: Connection, database: Taking, all_tables: Tables) -> list[ConsumerStatus]:
-    messages, policies = _messages(connection, all_tables), _policies(connection, all_tables)
-    check_sees_all(connection, [all_tables.message, all_tables.status, all_tables.consumer])
-    found = _counts(connection, all_tables, database.now(connection) - RATE_WINDOW)
-    size, total = database.size(connection, all_tables), sum(row["rows"] for row in found.values())
+    policies = _policies(connection, all_tables)
+    # An application may use one mode only. Without either, the first statement says which table is missing.
+    modes = [each for each in (all_tables.message, all_tables.status) if is_there(connection, each)]
+    modes = modes or [all_tables.message]
+    messages = _messages(connection, all_tables) if all_tables.status in modes else {}
+    check_sees_all(connection, [*modes, all_tables.consumer])
+    found, size = dict[str, dict[str, Any]](), 0
+    if all_tables.message in modes:
+        found = _counts(connection, all_tables, database.now(connection) - RATE_WINDOW)
+        size = database.size(connection, all_tables)
+    total = sum(row["rows"] for row in found.values())
     return [
         ConsumerStatus(
             **found.get(consumer, _NONE | {"consumer": consumer}),
@@ -154,7 +161,7 @@ def _messages(connection: Connection, all_tables: Tables) -> dict[str, dict[Stat
 
 
 def show(engine: Engine, consumer: str, key: Key, *, schema: str | None = None) -> Message | None:
-    """One message as it is stored; None if the inbox does not know it.
+    """One message of the exactly-once path as it is stored; None if the inbox does not know it.
 
     Raises:
         InvalidKey: the key breaks the rules.
@@ -166,6 +173,8 @@ def show(engine: Engine, consumer: str, key: Key, *, schema: str | None = None) 
     c, ledger = all_tables.message.c, all_tables.ledger.c
     this = (c.consumer == options.consumer(consumer)) & (c.key == encode_key(key))
     with connected(engine) as connection:
+        if not is_there(connection, all_tables.message) and is_there(connection, all_tables.status):
+            return None
         try:
             row = connection.execute(select(all_tables.message).where(this)).one_or_none()
             if row is None:

@@ -13,9 +13,14 @@ def raise_clearer(
     place: Connection | Engine, table: Table, error: DBAPIError, clearer: type[TablesMissing] = TablesMissing
 ) -> NoReturn:
     """Raise the error, or a clearer one if our tables (this one is looked for) do not exist."""
-    if codes.is_table_missing(error, lambda: inspect(place).has_table(table.name)):
+    if codes.is_table_missing(error, lambda: inspect(place).has_table(table.name, schema=table.schema)):
         raise clearer(missing_table(table)) from error
     raise error
+
+
+def is_there(connection: Connection, table: Table) -> bool:
+    """Whether the table exists."""
+    return inspect(connection).has_table(table.name, schema=table.schema)
 
 
 def missing_table(table: Table) -> str:

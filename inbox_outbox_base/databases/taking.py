@@ -105,6 +105,16 @@ def schema_of(connection: Connection, table: Table) -> str | None:
     return found
 
 
+LEVEL = "inbox_isolation_level"
+"""An option of engines: the isolation level of the connections that `connected` makes of them. SQLAlchemy's
+own option gives way to that of the engine from which an engine is derived, and to listeners."""
+
+
+def at_level(engine: Engine, level: str) -> Engine:
+    """The engine with this isolation level, whatever level it has itself; for `connected`."""
+    return engine.execution_options(**{LEVEL: level})
+
+
 _BORROWED = "inbox: how many settings of the session have another value"
 
 
@@ -306,7 +316,7 @@ class Taking(ABC):
 
     def committing_each(self, engine: Engine) -> Engine:
         """The engine for statements that each commit, inside `briefly`."""
-        return engine.execution_options(isolation_level="AUTOCOMMIT")
+        return at_level(engine, "AUTOCOMMIT")
 
     def briefly(self, connection: Connection, wait: float) -> AbstractContextManager[None]:
         """Around statements that each commit: they wait for locks at most `wait` seconds, unless they set

@@ -9,6 +9,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 from inbox_outbox_base.calls.async_calls import uninterrupted
+from inbox_outbox_base.databases.taking import LEVEL
 from inbox_outbox_base.errors.codes import is_read_only
 from inbox_outbox_base.errors.inbox import UnusableConnection
 
@@ -49,7 +50,9 @@ def _opened(engine: Engine) -> Connection:
     except engine.dialect.loaded_dbapi.Error as error:
         Connection._handle_dbapi_exception_noconnection(error, engine.dialect, engine)  # noqa: SLF001
     try:
-        return Connection(engine, pooled)
+        connection = Connection(engine, pooled)
+        level = engine.get_execution_options().get(LEVEL)
+        return connection if level is None else connection.execution_options(isolation_level=level)
     except BaseException as error:
         pooled.invalidate(error)
         raise

@@ -1,17 +1,18 @@
 """Compares the messages that were committed, sent and taken, and names those that are missing."""
 
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Literal
 
-from sqlalchemy import Connection, Engine, Select, Table
+from sqlalchemy import Connection, Engine, Select, Table, inspect
 
 from inbox_outbox_base.checks import outbox_options
 from inbox_outbox_base.checks.options import MOST_ROWS
+from inbox_outbox_base.databases.missing import missing_table
 from inbox_outbox_base.errors.outbox import TablesMissing
 from inbox_outbox_base.tables import inbox as inbox_schemas
+from inbox_outbox_base.tables.inbox import Tables
 from outbox.schema import tables
 
 from . import audit_parts as parts
@@ -121,7 +122,10 @@ def audit(
     its_schema = inbox_schema or (schema if inbox_engine is None else None)
     outbox = tables(schema)
     given["sending_"] = transact(engine, outbox, lambda each: sent_now(each, outbox)) or [_NOWHERE]
-    question = Question(outbox, inbox_schemas.tables(its_schema), key, given)
+    inbox = inbox_schemas.tables(its_schema)
+    made = _made(inbox_engine or engine, inbox)
+    both = statements.Taken(*(each if each in made else statements.absent(each) for each in _modes(inbox)))
+    question = Question(outbox, made, key, given, both)
     # Unsent messages first: a message that is sent meanwhile is then counted twice, not missed.
     if inbox_engine is None:
         unsent = transact(engine, question.outbox, partial(parts.unsent, question=question), question.both)
@@ -142,8 +146,25 @@ def audit(
         missing=(*unsent.missing, *sent.missing),
         sent_since=sent.oldest,
         unrecorded_until=transact(engine, question.outbox, lambda each: _unrecorded(each, question)),
-        taken_since=_taken_since(inbox_engine or engine, question),
+        taken_since=_taken_since(inbox_engine or engine, inbox, question),
     )
+
+
+def _modes(inbox: Tables) -> tuple[Table, Table]:
+    return inbox.message, inbox.status
+
+
+def _made(engine: Engine, inbox: Tables) -> list[Table]:
+    """The tables that say what was taken, of the modes that the application uses.
+
+    Raises:
+        TablesMissing: there are none.
+    """
+    found = inspect(engine)
+    made = [each for each in _modes(inbox) if found.has_table(each.name, schema=each.schema)]
+    if not made:
+        raise TablesMissing(missing_table(inbox.message))
+    return made
 
 
 def _unrecorded(connection: Connection, question: Question) -> datetime | None:
@@ -154,7 +175,7 @@ def _unrecorded(connection: Connection, question: Question) -> datetime | None:
     return None if last is None or last < question.given["since_"] else last
 
 
-def _taken_since(engine: Engine, question: Question) -> datetime | None:
+def _taken_since(engine: Engine, inbox: Tables, question: Question) -> datetime | None:
     def oldest(table: Table, statement: Select[Any]) -> datetime | None:
         found: datetime | None = transact(
             engine,
@@ -164,7 +185,7 @@ def _taken_since(engine: Engine, question: Question) -> datetime | None:
         )
         return found
 
-    times = [oldest(question.inbox.message, statements.oldest_taken(question.inbox))]
-    with suppress(TablesMissing):  # an inbox without Spark may lack the ledger
-        times.append(oldest(question.inbox.ledger, statements.oldest_load(question.inbox)))
+    asked = {inbox.message: statements.oldest_taken(inbox), inbox.ledger: statements.oldest_load(inbox)}
+    found = inspect(engine)  # the ledger belongs to Spark alone
+    times = [oldest(each, asked[each]) for each in asked if found.has_table(each.name, schema=each.schema)]
     return min((time for time in times if time is not None), default=None)

@@ -8,7 +8,6 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, Executable, Row, Table
 
-from inbox_outbox_base.tables.inbox import Tables
 from outbox._publishing.safety import every
 from outbox.schema import OutboxTables
 
@@ -38,15 +37,13 @@ class Question:
     """The audit's parameters, and the tables to look in."""
 
     outbox: OutboxTables
-    inbox: Tables
+    taken: list[Table]
+    """The tables that say what was taken: those of the modes that the application uses."""
     key: str
     given: dict[str, Any]
     """The parameters of the statements."""
-
-    @property
-    def taken(self) -> tuple[Table, Table]:
-        """The tables that say what was taken."""
-        return self.inbox.message, self.inbox.status
+    inbox: statements.Taken
+    """The same for the statements, with an empty one for one that was not made."""
 
     @property
     def both(self) -> list[Table]:

@@ -12,6 +12,7 @@ from inbox_outbox_base.databases import member_statements
 from inbox_outbox_base.databases.missing import missing_table
 from inbox_outbox_base.databases.registry import checking, relaying
 from inbox_outbox_base.databases.relaying import Relaying
+from inbox_outbox_base.databases.taking import at_level
 from inbox_outbox_base.errors.outbox import InvalidOption, TablesMissing, UnsafeSequence
 from inbox_outbox_base.transactions.trying import Trials, refused_of, usable
 from inbox_outbox_base.words.findings import CheckReport, Finding
@@ -45,7 +46,7 @@ def check(engine: Engine, *, schema: str | None = None) -> CheckReport:
     """
     own = tables(schema)
     database = relaying(usable(engine, InvalidOption).dialect.name, own)
-    trials = Trials(engine.execution_options(isolation_level=database.own_isolation))
+    trials = Trials(at_level(engine, database.own_isolation))
     return CheckReport(
         tuple(_OutboxProbes(trials, database, own, Outbox(schema=schema, wake=False)).findings())
     )

@@ -9,6 +9,7 @@ from sqlalchemy.exc import DBAPIError
 from inbox import is_transient
 from inbox_outbox_base.calls.retry import retry
 from inbox_outbox_base.databases.registry import relaying
+from inbox_outbox_base.databases.taking import at_level
 from inbox_outbox_base.errors.outbox import InvalidOption, UnsafeDatabase, UnusableConnection
 from inbox_outbox_base.transactions.connect import connected, transacted
 from inbox_outbox_base.transactions.safety import check_sees_all
@@ -38,7 +39,7 @@ def transact(
         UnusableConnection: a setting of the engine's connections would damage messages.
     """
     database = relaying(_usable(engine).dialect.name, tables)
-    own = engine.execution_options(isolation_level=database.own_isolation)
+    own = at_level(engine, database.own_isolation)
 
     def on_all_rows(connection: Connection) -> T:
         check_sees_all(connection, every(tables) if read is None else read, UnsafeDatabase)

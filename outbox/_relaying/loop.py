@@ -17,6 +17,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from inbox import Backoff
 from inbox_outbox_base.calls.signals import stopping
+from inbox_outbox_base.databases.taking import at_level
 from inbox_outbox_base.errors.outbox import InvalidOption, OutboxError
 from inbox_outbox_base.errors.secrets import reason
 from inbox_outbox_base.monitoring.events import Hook
@@ -115,7 +116,7 @@ class RelayLoop(ABC, Generic[E, P]):
         self._listen_connector = listen_connector_of(own, listen_url)
         self._lanes = TopicLanes(self._settings.batch, MOST_FLIGHTS if self._settings.concurrent else 1)
         self._rounds = Rounds(self._settings, own.dialect.name, self._lanes)
-        self._engine = own.execution_options(isolation_level=self._rounds.own_isolation)
+        self._engine = at_level(own, self._rounds.own_isolation)
         around = Surroundings(
             committed=self._rounds.committed,
             is_stopped=lambda: self._is_stopped,
@@ -124,7 +125,7 @@ class RelayLoop(ABC, Generic[E, P]):
             remembers=lambda: self._rounds.remembers,
         )
         self._transactions = Transactions(self._engine, self._settings.tables, around)
-        retiring = own.execution_options(isolation_level=self._rounds.retiring_isolation)
+        retiring = at_level(own, self._rounds.retiring_isolation)
         self._retiring = Transactions(retiring, self._settings.tables, around)
         self._journal = RelayJournal(self._settings.name, self._settings.hooks)
         self._is_checked = False

@@ -13,11 +13,22 @@ from psycopg.types.json import set_json_loads
 from psycopg.types.string import StrDumper, TextLoader
 from pymysql.constants import FIELD_TYPE
 from pymysql.converters import conversions
-from sqlalchemy import Column, Engine, Integer, MetaData, Table, create_engine, event, insert, text
+from sqlalchemy import (
+    Column,
+    Connection,
+    Engine,
+    Integer,
+    MetaData,
+    Table,
+    create_engine,
+    event,
+    insert,
+    text,
+)
 
 from inbox import Inbox, SqlStore, StatusInbox, Verdict
 from inbox import check as check_inbox
-from inbox.errors import UnsafeDatabase, UnusableConnection
+from inbox.errors import MessageInFlight, UnsafeDatabase, UnusableConnection
 from inbox.schema import metadata
 from outbox import Accepted, Envelope, Outbox, Outcome, Refused, Relay, peek
 from outbox import check as check_outbox
@@ -26,6 +37,7 @@ from outbox.errors import UnusableConnection as OutboxUnusableConnection
 from tests.support.database import Database
 from tests.support.on_servers import on
 from tests.support.outbox_publishers import Recorder
+from tests.support.together import Task
 
 WORDS = "Łukasz 😀 \\ ' \" % _ %s"
 INBOX = Inbox("billing", retention=timedelta(days=3))
@@ -236,6 +248,67 @@ def test_what_is_refused_on_postgresql(postgres: Database) -> None:
         engine = prepared(postgres, prepare)
         is_refused(engine, setting)
         engine.dispose()
+
+
+def by_option(engine: Engine, level: str) -> Engine:
+    return engine.execution_options(isolation_level=level)
+
+
+def by_listener(engine: Engine, level: str) -> Engine:
+    @event.listens_for(engine, "engine_connect")
+    def set_level(connection: Connection) -> None:
+        connection.execution_options(isolation_level=level)
+
+    return engine
+
+
+def by_begin(engine: Engine, _: str) -> Engine:
+    """As SQLAlchemy's manual makes transactions of SQLite begin early."""
+
+    @event.listens_for(engine, "connect")
+    def send_nothing(driver: Any, _: object) -> None:
+        driver.isolation_level = None
+
+    @event.listens_for(engine, "begin")
+    def send_begin(connection: Connection) -> None:
+        connection.exec_driver_sql("BEGIN")
+
+    return engine
+
+
+@pytest.mark.parametrize(
+    ("server", "change"),
+    [
+        ("postgresql", by_option),
+        ("postgresql", by_listener),
+        ("mariadb", by_option),
+        ("sqlite", by_option),
+        ("sqlite", by_begin),
+    ],
+    indirect=["server"],
+)
+def test_an_engine_with_a_level_of_its_own(
+    migrated: Database, change: Callable[[Engine, str], Engine]
+) -> None:
+    """Whatever the isolation level of the application's transactions is: a claim is stored while its handler
+    runs, an end when it ends, and a relay does not wait for a publisher whose transaction is open."""
+    engine, plain = change(migrated.engine(), "SERIALIZABLE"), SqlStore(migrated.engine())
+    inbox = StatusInbox("orders", store=SqlStore(engine))
+    with inbox.claim("a") as claim:
+        claim.step("call", lambda: 1)
+        with pytest.raises(MessageInFlight), StatusInbox("orders", store=plain).claim("a"):
+            pass
+    record = plain.find("orders", "a")
+    assert record is not None
+    assert record.status == "consumed"
+    with engine.begin() as connection:
+        Outbox().publish(connection, topic="orders", payload="1")
+    if migrated.name == "sqlite":  # it has one writer
+        assert Relay(engine, Recorder()).run_once() == 1
+        return
+    with engine.begin() as connection:
+        Outbox().publish(connection, topic="orders", payload="2")
+        assert Task(Relay(engine, Recorder()).run_once).result(20) == 1
 
 
 def test_another_style_of_parameters(postgres: Database) -> None:

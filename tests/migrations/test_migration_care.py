@@ -195,52 +195,66 @@ def test_a_failure_leaves_no_trace(database: Database) -> None:
     assert inspect(engine).get_table_names() == ["inbox_message_accepted_at"]
 
 
-MOMENTS = [
-    "CREATE TABLE inbox_outbox_version",
-    "CREATE TABLE inbox_message",
-    "CREATE INDEX inbox_message_accepted_at",
-    "CREATE TABLE inbox_rejected",
-    "CREATE TABLE outbox_message",
-    "INSERT INTO outbox_bucket",
-    "CREATE TABLE outbox_id",
-]
+MOMENTS: dict[str, list[str]] = {
+    "CREATE TABLE inbox_outbox_version": [],
+    "CREATE TABLE inbox_message": ["none of our migrations created them", "inbox_message"],
+    "CREATE TABLE inbox_ledger": ["revision 0002, inbox_ledger exist already", "inbox_ledger"],
+    "CREATE TABLE outbox_message": ["revision 0004, outbox_message exist already", "outbox_message"],
+    "CREATE TABLE inbox_consumer": ["revision 0005, inbox_consumer exist already", "inbox_consumer"],
+}
+"""By the last statement of a migration: what the next one says, and the tables that it has left."""
 
 
 @on(*BOTH_MYSQL)
 def test_a_migration_that_dies_within_a_revision(database: Database) -> None:
-    """Where DDL cannot be rolled back, the next one makes the tables anew; but not one that has rows."""
-    whole = None
-    for moment in MOMENTS:
-        engine = database.engine()
-        event.listen(engine, "after_cursor_execute", partial(_die_at, moment))
+    """Where DDL cannot be rolled back, the next one names what is there, drops nothing, and continues once
+    somebody has dropped it."""
+    engine, whole = database.engine(), None
+    for moment, left in MOMENTS.items():
+        dying = database.engine()
+        event.listen(dying, "after_cursor_execute", partial(_die_at, moment))
         with case(moment):
             with pytest.raises(ZeroDivisionError):
-                migration.migrate(engine)
-            migration.migrate(database.engine())
-            whole = whole or snapshot(database.engine())
-            assert snapshot(database.engine()) == whole
-        migration.migrate(database.engine(), "base")
+                migration.migrate(dying)
+            if left:
+                before = inspect(engine).get_table_names()
+                with pytest.raises(UnsupportedDatabase, match=left[0]):
+                    migration.migrate(engine)
+                assert inspect(engine).get_table_names() == before
+            with engine.begin() as connection:
+                for name in left[1:]:
+                    connection.exec_driver_sql(f"DROP TABLE {name}")
+            migration.migrate(engine)
+            whole = whole or snapshot(engine)
+            assert snapshot(engine) == whole
+        migration.migrate(engine, "base")
 
 
 @on(*BOTH_MYSQL)
-def test_a_table_of_a_dead_migration_with_rows(database: Database) -> None:
-    """It is not dropped: somebody uses it."""
-    engine = database.engine()
-    event.listen(engine, "after_cursor_execute", partial(_die_at, "CREATE INDEX inbox_message_accepted_at"))
+def test_features_whose_migration_has_died(database: Database) -> None:
+    """A table that several features share is made by the next one."""
+    engine, dying = database.engine(), database.engine()
+    migration.migrate(engine, features=["outbox"])
+    event.listen(dying, "after_cursor_execute", partial(_die_at, "CREATE INDEX inbox_message_accepted_at"))
     with pytest.raises(ZeroDivisionError):
+        migration.migrate(dying, features=["inbox"])
+    migration.migrate(engine, features=["inbox"])
+    assert inspect(engine).has_table("inbox_consumer")
+
+
+@on("mariadb", "sqlite")
+def test_a_table_of_another_application(database: Database) -> None:
+    """A table that has one of our names is left alone, and refused by name if it is in the way."""
+    engine = database.engine()
+    migration.migrate(engine, features=["inbox"])
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE outbox_message (id INTEGER)")
+        connection.exec_driver_sql("INSERT INTO outbox_message VALUES (1)")
+    migration.migrate(engine, features=["inbox"])
+    with pytest.raises(UnsupportedDatabase, match="revision 0004, outbox_message exist, but not"):
         migration.migrate(engine)
-    other = database.engine()
-    with other.begin() as connection:
-        connection.execute(insert(tables().message).values(consumer="billing", key="a", claim=bytes(16)))
-    with pytest.raises(
-        UnsupportedDatabase, match="table inbox_message has rows, although inbox_outbox_version"
-    ):
-        migration.migrate(other)
-    with other.begin() as connection:
-        connection.execute(delete(tables().message))
-    migration.migrate(other)
-    with other.connect() as connection:
-        assert migration.current(connection) == REVISION
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT id FROM outbox_message").scalar_one() == 1
 
 
 def _die_at(moment: str, *given: Any) -> None:

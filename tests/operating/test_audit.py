@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Engine, delete, event, update
 
 import outbox
-from inbox import Inbox, SqlStore, StatusInbox, set_policy
+from inbox import Inbox, SqlStore, StatusInbox, migration, set_policy, show, status
 from inbox.schema import tables as inbox_tables
 from outbox import Audit, Envelope, Outcome, Refused, Relay, Unavailable, Unknown
 from outbox.errors import InvalidOption, TablesMissing
@@ -371,6 +371,23 @@ def test_wrong_options(options: dict[str, object], said: str) -> None:
     """An invalid option is rejected before the database is used; the error names it."""
     with pytest.raises(InvalidOption, match=said):
         audit(None, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mode", ["inbox", "status"])
+def test_some_features_only(database: Database, mode: str) -> None:
+    """An application with one mode has the tables of that mode; `status`, `show` and `audit` need no more."""
+    engine = database.engine()
+    migration.migrate(engine, features=[mode, "outbox"])
+    sent(engine, "a1", "b1")
+    if mode == "inbox":
+        take(engine, "a")
+    else:
+        with StatusInbox(CONSUMER, store=SqlStore(engine), lease=60).claim("a"):
+            pass
+    for inbox_engine in (None, engine):
+        assert counts(audit(engine, inbox_engine=inbox_engine)) == {"taken": 1, "not_taken": 1}
+    assert [each.consumer for each in status(engine)] == [CONSUMER]
+    assert (show(engine, CONSUMER, "a") is None) is (mode == "status")
 
 
 @on("sqlite")

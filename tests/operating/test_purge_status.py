@@ -236,7 +236,7 @@ def test_tables_of_an_older_revision(database: Database) -> None:
     with pytest.raises(TablesMissing, match="table inbox_consumer is not in this database"):
         purge(engine, progress=seen.append)
     assert seen == []
-    with pytest.raises(TablesMissing, match="table inbox_status is not in this database"):
+    with pytest.raises(TablesMissing, match="table inbox_consumer is not in this database"):
         inbox.status(engine)
 
 

@@ -252,6 +252,29 @@ def test_a_target_that_is_being_changed(
     assert fetched(engine, "SELECT count(*) FROM item") == [(0,)]
 
 
+@on("postgresql")
+def test_what_is_not_changed(migrated: Database, engine: Engine) -> None:
+    """A task waits neither for another partition of its target, nor needs rights to what a view reads."""
+    execute(
+        engine,
+        "CREATE TABLE item (id text, amount bigint) PARTITION BY LIST (id)",
+        "CREATE TABLE item_a PARTITION OF item FOR VALUES IN ('a')",
+        "CREATE TABLE item_b PARTITION OF item FOR VALUES IN ('b')",
+        "CREATE VIEW sold AS SELECT id, amount FROM item WHERE id <> (SELECT min(rolname) FROM pg_roles)",
+    )
+    with engine.connect() as connection:
+        connection.exec_driver_sql("CREATE INDEX ON item_b (amount)")
+        assert write(migrated, [batch(("a", 5))], table="item", key="id", lock_timeout=1).new == 1
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE ROLE vendor_of_items")
+        connection.exec_driver_sql("GRANT INSERT, SELECT ON item TO vendor_of_items")
+        connection.exec_driver_sql("ALTER VIEW sold OWNER TO vendor_of_items")
+    try:
+        assert write(migrated, [batch(("b", 6))], table="sold", key="id").new == 1
+    finally:
+        execute(engine, "DROP OWNED BY vendor_of_items", "DROP ROLE vendor_of_items")
+
+
 @on("mariadb", "mysql")
 def test_a_target_keeps_its_columns(migrated: Database, engine: Engine) -> None:
     """The same on MySQL, where a statement waits for a transaction that has used the table."""

@@ -318,7 +318,10 @@ class SqlStore(Store):
         with connected(self._own) as connection:
             try:
                 with self._bounded(connection, within), self._database.briefly(connection, wait):
-                    return work(connection)
+                    result = work(connection)
+                    if not self._database.has_server:  # an application may send BEGIN on all connections
+                        connection.commit()
+                    return result
             except DBAPIError as error:
                 drop_read_only(connection, error)
                 raise_clearer(connection, self.tables.status, error)

@@ -80,7 +80,11 @@ _GUARD = text("""
            CASE WHEN version() LIKE '%linux%'
                 THEN set_config('client_connection_check_interval', '5s', true) END
 """)
-_MAY_LOCK = text("SELECT has_table_privilege(to_regclass(:name), 'INSERT')")
+# Not a view: its lock would be one on all that it reads. A type that a view uses cannot be changed anyway.
+_MAY_LOCK = text("""
+    SELECT relkind IN ('r', 'p') AND has_table_privilege(oid, 'INSERT')
+    FROM pg_class WHERE oid = to_regclass(:name)
+""")
 _PLAIN = text("""
     SELECT relkind IN ('r', 'p') AND NOT relrowsecurity AND NOT relhasrules
     FROM pg_class WHERE oid = to_regclass(:name)
@@ -125,7 +129,7 @@ class PostgreSQLLoading(OnConflict):
         # The lock that an INSERT takes later. A role that may insert some columns only cannot take it now.
         name = relation(write.table_schema, write.table)
         if connection.execute(_MAY_LOCK, {"name": name}).scalar():
-            connection.exec_driver_sql(f"LOCK TABLE {name.replace('%', '%%')} IN ROW EXCLUSIVE MODE")
+            connection.exec_driver_sql(f"LOCK TABLE ONLY {name.replace('%', '%%')} IN ROW EXCLUSIVE MODE")
 
     def targets(self, connection: Connection, write: Write) -> list[Target]:
         return [*targets(connection, write)]
