@@ -211,13 +211,16 @@ class _PurgeRun:
 
         return self._transact(self.tables.consumer, read)
 
-    def look_again(self, connection: Connection, consumer: str) -> None:
-        """Keys may have to be kept for longer than when the purge began, perhaps hours ago.
+    def look_again(self, consumer: str) -> None:
+        """Keys may have to be kept for longer than when the purge began, perhaps hours ago. It is a
+        transaction of its own: on SQLite, one that has read could not wait for the right to write.
 
         Raises:
             InvalidOption: for longer than the caller asked for.
         """
-        stored = look(connection, self.tables, consumer).get(consumer)
+        stored = self._transact(
+            self.tables.consumer, lambda connection: look(connection, self.tables, consumer).get(consumer)
+        )
         if self.kept.learn(consumer, stored) and not self.override:
             self.kept.check()
 
@@ -255,7 +258,6 @@ class _PurgeRun:
         """Delete batch after batch; False if the budget ran out first."""
 
         def step(after: datetime, connection: Connection) -> tuple[int, datetime | None]:
-            self.look_again(connection, consumer)
             until = {"consumer_": consumer, "horizon": horizon(consumer)}
             given = until | {"after": after, "batch": self.batch}
             deleted = self.database.delete_oldest(connection, aging, given)
@@ -271,9 +273,16 @@ class _PurgeRun:
             old = {"consumer_": each, "horizon": self.kept.since(each)}
             due = self._transact(ledger, partial(self._scalars, taking_statements.due_loads, old))
             for start in range(0, len(due), _LOADS):
+                if self.has_moved(old):
+                    break
                 if not self._forget(old, due[start : start + _LOADS]):
                     return False
         return True
+
+    def has_moved(self, old: dict[str, Any]) -> bool:
+        """Whether loads that were old may have to be kept for longer now."""
+        self.look_again(old["consumer_"])
+        return bool(self.kept.since(old["consumer_"]) < old["horizon"])
 
     def _forget(self, old: dict[str, Any], loads: Sequence[int]) -> bool:
         consumer, message = old["consumer_"], self.tables.message
@@ -282,13 +291,14 @@ class _PurgeRun:
             return True
 
         def step(after: Any, connection: Connection) -> tuple[int, Any]:
-            self.look_again(connection, consumer)
             if self.kept.since(consumer) < old["horizon"]:  # perhaps they are not old any more
                 return 0, None
             return self.database.delete_loads(connection, self.tables, given | {"batch": self.batch}, after)
 
         if not self._repeat(consumer, message, step, None, rest=_REST_OF_LOADS):
             return False
+        if self.has_moved(old):
+            return True
         # Rows may be left: some were locked, or VACUUM FULL has moved them. No new rows can come.
         left = self._transact(message, partial(self._scalars, taking_statements.loads_left, given))
         gone = {"loads": sorted({*loads}.difference(left))}
@@ -312,6 +322,7 @@ class _PurgeRun:
         """Run batch after batch, each from the end of the last one, so that nothing is read twice; False if
         the budget ran out first."""
         while not self._is_over():
+            self.look_again(consumer)
             began = time.monotonic()
             deleted, place = self._transact(table, partial(step, place))
             if deleted:

@@ -1,6 +1,8 @@
 """Results as they are stored: JSON of a limited size."""
 
 import json
+import re
+from itertools import accumulate
 from typing import Any
 
 from inbox_outbox_base.errors.inbox import InvalidResult
@@ -10,6 +12,10 @@ from .options import shown
 LARGEST_RESULT = 1_000_000
 """The most bytes of JSON in a stored result."""
 
+_DEEPEST = 100
+_STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"')
+_BRACKETS = re.compile(r"[][{}]")
+
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 _encode_ascii = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
@@ -18,7 +24,7 @@ def encode_result(result: Any) -> str:
     """JSON for a result.
 
     Raises:
-        InvalidResult: not JSON, or more than a million bytes of JSON.
+        InvalidResult: not JSON, or more than a million bytes of JSON or a hundred levels.
     """
     try:
         text = compact_json(result)
@@ -27,7 +33,18 @@ def encode_result(result: Any) -> str:
     size = len(text.encode())
     if size > LARGEST_RESULT:
         raise InvalidResult(f"result of {size:,} bytes: expected at most {LARGEST_RESULT:,}")
+    if text.count("[") + text.count("{") > _DEEPEST and _depth(text) > _DEEPEST:
+        raise InvalidResult(
+            f"result={shown(result)}: expected at most {_DEEPEST} levels of lists and objects"
+        )
     return text
+
+
+def _depth(text: str) -> int:
+    """How deep the values of a JSON text are nested. Python reads about a thousand levels, less what its
+    caller needs."""
+    opened = (1 if each in "[{" else -1 for each in _BRACKETS.findall(_STRINGS.sub("", text)))
+    return max(accumulate(opened), default=0)
 
 
 def normalised(result: Any) -> Any:

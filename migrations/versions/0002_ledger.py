@@ -77,5 +77,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    op.drop_table("inbox_rejected", schema=op.get_context().opts["inbox_schema"])
-    op.drop_table("inbox_ledger", schema=op.get_context().opts["inbox_schema"])
+    op.drop_table("inbox_rejected", schema=op.get_context().opts["inbox_schema"], if_exists=True)
+    op.drop_table("inbox_ledger", schema=op.get_context().opts["inbox_schema"], if_exists=True)

@@ -63,4 +63,4 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    op.drop_table("inbox_status", schema=op.get_context().opts["inbox_schema"])
+    op.drop_table("inbox_status", schema=op.get_context().opts["inbox_schema"], if_exists=True)

@@ -181,4 +181,4 @@ def upgrade() -> None:
 def downgrade() -> None:
     schema = op.get_context().opts["inbox_schema"]
     for table in reversed(makes):
-        op.drop_table(table, schema=schema)
+        op.drop_table(table, schema=schema, if_exists=True)

@@ -77,7 +77,7 @@ def test_an_invalid_result_is_refused(sqlite: Database) -> None:
     """A result that JSON cannot represent, or that is too large, is an error, and nothing at all is
     written."""
     inbox, engine = Inbox("billing"), sqlite.engine()
-    for result in (object(), {1, 2}, float("nan"), "x" * 1_000_001, nested(5_000)):
+    for result in (object(), {1, 2}, float("nan"), "x" * 1_000_001, nested(5_000), nested(101)):
         with (
             case(result),
             pytest.raises(InvalidResult, match="result"),

@@ -376,7 +376,7 @@ def test_a_transaction_that_the_body_has_broken(postgres: Database) -> None:
 
 CODES = (
     *("57014", "53200", "53100", "53400", "58030", "55006", "26000", "42P05"),  # PostgreSQL
-    *(1969, 3024, 1317, 1290, 1836, 1047, 3101, 3572),  # MariaDB and MySQL
+    *(1969, 3024, 1317, 1290, 1792, 1836, 1047, 3101, 3572),  # MariaDB and MySQL
 )
 
 

@@ -231,6 +231,18 @@ def test_a_migration_that_dies_within_a_revision(database: Database) -> None:
 
 
 @on(*BOTH_MYSQL)
+def test_a_way_back_that_dies(database: Database) -> None:
+    """The next one drops what is left."""
+    engine, dying = database.engine(), database.engine()
+    migration.migrate(engine)
+    event.listen(dying, "after_cursor_execute", partial(_die_at, "DROP TABLE IF EXISTS outbox_id"))
+    with pytest.raises(ZeroDivisionError):
+        migration.migrate(dying, "base")
+    migration.migrate(engine, "base")
+    assert inspect(engine).get_table_names() == []
+
+
+@on(*BOTH_MYSQL)
 def test_features_whose_migration_has_died(database: Database) -> None:
     """A table that several features share is made by the next one."""
     engine, dying = database.engine(), database.engine()

@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import Connection, Engine, delete, event, insert, select
 
 from inbox import AsyncInbox, Inbox, Purged, Retention, Verdict, purge, set_policy, show, status
+from inbox._operating.purge import _PurgeRun
 from inbox.errors import InvalidOption, TablesMissing
 from inbox.schema import tables
 from tests.support.database import Database
@@ -174,6 +175,37 @@ def test_a_retention_that_becomes_longer(engine: Engine) -> None:
             purge(engine, batch=2, retention=retention, progress=lengthen)
         keys = keys[2:]
         assert left(engine) == keys
+
+
+@on("sqlite")
+def test_a_retention_that_becomes_longer_for_batches(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same for loads without rows, such as the ends of batches."""
+    monkeypatch.setattr("inbox._operating.purge._LOADS", 2)
+    row: dict[str, Any] = {
+        "consumer": "billing",
+        "run": "r",
+        "batch": 0,
+        "parts": 0,
+        "fingerprint": bytes(16),
+    }
+    row |= dict.fromkeys(("rows_read", "rows_new", "rows_duplicate", "rows_repeated", "rows_dropped"), 0)
+    with engine.begin() as connection:
+        old = {"committed_at": datetime.now(UTC) - 2 * WEEK}
+        connection.execute(insert(LEDGER), [row | old | {"part": part} for part in range(6)])
+    set_policy(engine, "billing", mode="exactly-once", retention=WEEK)
+
+    has_moved, looks = _PurgeRun.has_moved, list[object]()
+
+    def lengthen(run: _PurgeRun, old: dict[str, Any]) -> bool:
+        looks.append(old)
+        if len(looks) == 3:  # the first two loads are gone
+            set_policy(engine, "billing", retention=4 * WEEK)
+        return has_moved(run, old)
+
+    monkeypatch.setattr(_PurgeRun, "has_moved", lengthen)
+    purge(engine)
+    with engine.connect() as connection:
+        assert len(connection.execute(select(LEDGER.c.id)).all()) == 4
 
 
 @on("postgresql")

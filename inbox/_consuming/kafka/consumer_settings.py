@@ -12,6 +12,17 @@ _DEFAULTS = {
     "enable.auto.commit": False,
 }
 _LONGEST_POLL = 300_000
+_CLASSES = {
+    "alnum": "A-Za-z0-9",
+    "alpha": "A-Za-z",
+    "digit": "0-9",
+    "graph": "!-~",
+    "lower": "a-z",
+    "print": " -~",
+    "punct": "._\\-",
+    "upper": "A-Z",
+}
+"""POSIX's classes of characters, as far as a topic can have them."""
 
 
 def settings(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -34,17 +45,26 @@ def topics(given: str | Sequence[str]) -> list[str]:
     return names
 
 
-def check_dead_letter(name: str, topics: Sequence[str]) -> None:
-    """Refuse a topic of dead letters from which the consumer would take its own."""
+def check_dead_letter(name: str, topics: Sequence[str], left_out: str) -> None:
+    """Refuse a topic of dead letters from which the consumer would take its own. What the patterns of
+    `topic.blacklist` leave out, those in `topics` do not find."""
+    if any(_matches(pattern, name) for pattern in left_out.split(",") if pattern):
+        topics = [topic for topic in topics if not topic.startswith("^")]
     for topic in topics:
-        try:
-            is_taken = re.search(topic, name) if topic.startswith("^") else topic == name
-        except re.error:  # the client's syntax is another one
-            is_taken = False
-        if is_taken:
+        if topic == name or (topic.startswith("^") and _matches(topic, name)):
             raise InvalidOption(
                 f"dead_letter={name!r}: the consumer would take its own dead letters (topics={topic!r})"
             )
+
+
+def _matches(pattern: str, name: str) -> bool:
+    """Whether the client's regular expression, in POSIX's syntax, matches."""
+    for kind, characters in _CLASSES.items():
+        pattern = pattern.replace(f"[:{kind}:]", characters)
+    try:
+        return re.search(pattern, name) is not None
+    except re.error:  # a topic's name has no more than these characters
+        return False
 
 
 def check_grace(grace: float, settings: Mapping[str, Any]) -> None:

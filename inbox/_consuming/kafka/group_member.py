@@ -60,7 +60,8 @@ class GroupMember(ABC, Generic[H]):
         self._partitions = options.count("partitions", partitions)
         self._dead_letters = None
         if isinstance(dead_letter, str):
-            consumer_settings.check_dead_letter(dead_letter, self._topics)
+            left_out = str(config.get("topic.blacklist", ""))
+            consumer_settings.check_dead_letter(dead_letter, self._topics, left_out)
             self._dead_letters = DeadLetterTopic(config, dead_letter)
             dead_letter = self._storing_in(self._dead_letters)
         self._new_listener = functools.partial(

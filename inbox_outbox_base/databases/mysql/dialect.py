@@ -26,7 +26,7 @@ from inbox_outbox_base.dialect import Code, Codes, Connecting, Migrating, Storin
 
 _FULL = {1021, 1203, 1226}
 """Disk, memory or connections are exhausted, or the disk fails."""
-_NOT_NOW = {1047, 1290, 1836, 3101, 3572}
+_NOT_NOW = {1047, 1290, 1792, 1836, 3101, 3572}
 """The object is in use, the server has become a replica, or its cluster is changing."""
 TAKEN = frozenset({1062, 1586})
 """A unique key has the value; 1586 is the same error with the key's name."""
@@ -49,8 +49,9 @@ class MySQLCodes(Codes):
     limits = frozenset({1317, 1969, 3024})
     lock_timeouts = frozenset({1205})
     transient = frozenset(_FULL | _NOT_NOW)
-    # 1290: an option such as --read-only forbids the write; 1836: the server is in read-only mode.
-    read_only = frozenset({1290, 1836})
+    # 1290: an option such as --read-only forbids the write; 1792: the session, which has it from the server,
+    # begins READ ONLY transactions; 1836: the server is in read-only mode.
+    read_only = frozenset({1290, 1792, 1836})
     # Of a table, of a column.
     denied = frozenset({1142, 1143})
     # 1118 a row that is too long; 1292, 1416 and 1690 a value; 1364 no value; 1369 a view; 1526 no partition;

@@ -37,9 +37,10 @@ _TARGETS = text("""
     SELECT a.attname AS name, base.kind, base.modifier, outside.full,
            element.kind AS element_kind, element.modifier AS element_modifier,
            element_outside.full AS element_full,
-           -- COPY would put NULL into a domain that is NOT NULL.
-           (a.attnotnull OR EXISTS (SELECT FROM part JOIN pg_type t USING (oid)
-                                    WHERE part.number = a.attnum AND NOT is_element AND t.typnotnull))
+           -- COPY, which is not used for views, would put NULL into a domain that is NOT NULL.
+           (a.attnotnull OR (place.relkind IN ('r', 'p') AND EXISTS (
+               SELECT FROM part JOIN pg_type t USING (oid)
+               WHERE part.number = a.attnum AND NOT is_element AND t.typnotnull)))
            AND NOT a.atthasdef AND a.attidentity = ''
            AND NOT EXISTS (SELECT FROM pg_type t WHERE t.oid = a.atttypid AND t.typdefault IS NOT NULL)
            AS required,
@@ -51,6 +52,7 @@ _TARGETS = text("""
            END AS compared,
            quote_ident(n.nspname) || '.' || quote_ident(c.collname) AS collation
     FROM pg_attribute a
+    JOIN pg_class place ON place.oid = a.attrelid
     JOIN known outside ON outside.number = a.attnum AND NOT outside.is_element AND outside.from_outside = 1
     JOIN known base ON base.number = a.attnum AND NOT base.is_element AND base.from_inside = 1
     LEFT JOIN known element ON element.number = a.attnum AND element.is_element AND element.from_inside = 1
