@@ -18,6 +18,7 @@ from sqlalchemy import (
     insert,
     literal,
     null,
+    or_,
     select,
     update,
 )
@@ -138,11 +139,14 @@ def leave(tables: OutboxTables) -> Delete:
 
 @cache
 def expired(tables: OutboxTables) -> Select[Any]:
-    """Lock relays whose lease is over, skipping those that somebody else is retiring."""
+    """Lock the other relays whose lease is over, skipping those that somebody else is retiring.
+
+    The transaction has renewed this relay's own lease, which may be over by now if it had to wait.
+    """
     c = tables.relay.c
     return (
         select(c.epoch, c.name, c.sending, c.keeps_sent)
-        .where(c.lease_until < utcnow())
+        .where(c.lease_until < utcnow(), c.epoch != bindparam("epoch_"))
         .order_by(c.epoch)
         .with_for_update(skip_locked=True)
     )
@@ -183,12 +187,22 @@ def owned(tables: OutboxTables) -> Select[Any, Any, Any]:
 
 
 @cache
+def gone(tables: OutboxTables) -> Select[Any]:
+    """Epochs of buckets whose relay has no row, as after a DELETE by hand."""
+    epoch = tables.bucket.c.epoch
+    return select(epoch).where(epoch.is_not(None), epoch.not_in(select(tables.relay.c.epoch))).distinct()
+
+
+@cache
 def free(tables: OutboxTables) -> Select[Any, Any, Any]:
-    """Lock free buckets, skipping those that somebody else is taking."""
+    """Lock buckets that are free or have one of these epochs, skipping those that somebody else is taking.
+
+    (The epochs come from `gone`, an earlier statement: a relay that joins meanwhile has none of them.)
+    """
     c = tables.bucket.c
     return (
         select(c.bucket, c.mark, c.mark_origin)
-        .where(c.epoch.is_(None))
+        .where(or_(c.epoch.is_(None), c.epoch.in_(bindparam("gone", expanding=True))))
         .order_by(c.bucket)
         .limit(bindparam("limit", type_=Integer))
         .with_for_update(skip_locked=True)

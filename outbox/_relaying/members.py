@@ -68,10 +68,10 @@ class Members:
         """Record which topic fills a relay's memory."""
         connection.execute(member_statements.note_crowd(self._tables), {"epoch_": epoch, "crowded_by": topic})
 
-    def retire_expired(self, connection: Connection) -> bool:
-        """Free the buckets of relays whose lease has expired, and count their unfinished sends; return
+    def retire_expired(self, connection: Connection, epoch: int) -> bool:
+        """Free the buckets of other relays whose lease has expired, and count their unfinished sends; return
         whether one of them kept no records of what it sent."""
-        lost = connection.execute(member_statements.expired(self._tables)).all()
+        lost = connection.execute(member_statements.expired(self._tables), {"epoch_": epoch}).all()
         for relay in lost:
             sending = json.loads(relay.sending or "{}")
             error = f"relay {relay.name} was lost while it was sending"
@@ -116,7 +116,8 @@ class Members:
             is_settled = len(mine) == share + len(surplus)
             mine = mine[:share]
         if len(mine) < share:
-            wanted = {"limit": share - len(mine)}
+            gone = connection.execute(member_statements.gone(self._tables)).scalars().all()
+            wanted = {"limit": share - len(mine), "gone": gone}
             taken = connection.execute(member_statements.free(self._tables), wanted).all()
             if taken:
                 these = [each.bucket for each in taken]

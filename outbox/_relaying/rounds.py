@@ -190,7 +190,7 @@ class Rounds:
         self._renew(connection)
         if not report.is_empty:
             self._settle(connection, report)
-        if self._members.retire_expired(connection):
+        if self._members.retire_expired(connection, self.epoch):
             self._note_gone(connection)
         scanner = self._scanner
         if scanner.crossings.are_several:  # the marks have moved, or old buckets are gone

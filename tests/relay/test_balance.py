@@ -58,7 +58,7 @@ class Group:
         def work(connection: Connection) -> float:
             # As a relay does: on SQLite, only a transaction that has written keeps the others from writing.
             relaying(connection.dialect.name, TABLES).renew(connection, epoch, 1, LEASE)
-            MEMBERS.retire_expired(connection)
+            MEMBERS.retire_expired(connection, epoch)
             return MEMBERS.balance(connection, epoch, busy=())[1]
 
         return transact(self._engine, TABLES, work)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 import pytest
-from sqlalchemy import Engine, create_engine, select, update
+from sqlalchemy import Engine, create_engine, delete, event, select, update
 from sqlalchemy.exc import OperationalError
 
 from outbox import Envelope, Message, Outbox, Outcome, Relay
@@ -205,6 +205,45 @@ def test_a_relay_that_is_frozen_in_a_transaction_keeps_nothing(postgres: Databas
     for copy in arrivals(engine):
         take(engine, copy)
     assert_exact(engine)
+
+
+@on("postgresql", "mariadb", "sqlite")
+def test_a_transaction_that_outlasts_the_lease_keeps_the_buckets(migrated: Database) -> None:
+    """A relay's transaction has renewed the lease, and then waits for longer than that. The relay does not
+    take itself for lost: it keeps its buckets, and sends what comes later."""
+    engine, relaying, publisher = engine_of(migrated), engine_of(migrated), Recorder()
+    waits: list[float] = []
+    waited = threading.Event()
+
+    @event.listens_for(relaying, "after_cursor_execute")
+    def wait(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
+        if waits and statement.lstrip().startswith("UPDATE outbox_relay SET lease_until"):
+            time.sleep(waits.pop())
+            if not waits:
+                waited.set()
+
+    with running(Relay(relaying, publisher, lease=1)):
+        wait_until(lambda: is_shared(engine, 1))
+        waits += [1.5, 1.5]
+        assert waited.wait(30)
+        publish(engine, *KEYS)
+        wait_until(lambda: count(engine, TABLES.message) == 0)
+        wait_until(lambda: is_shared(engine, 1))
+    assert sorted(publisher.names) == sorted(KEYS)
+
+
+@on("postgresql", "mariadb", "sqlite")
+def test_a_relay_whose_row_was_deleted_by_hand(migrated: Database) -> None:
+    """The relay joins again, and takes the buckets that carry its old epoch."""
+    engine, publisher = engine_of(migrated), Recorder()
+    with running(Relay(engine_of(migrated), publisher)):
+        wait_until(lambda: is_shared(engine, 1))
+        with engine.begin() as connection:
+            connection.execute(delete(TABLES.relay))
+        publish(engine, *KEYS)
+        wait_until(lambda: count(engine, TABLES.message) == 0)
+        wait_until(lambda: is_shared(engine, 1))
+    assert sorted(publisher.names) == sorted(KEYS)
 
 
 @on("postgresql")
