@@ -123,7 +123,6 @@ def test_arrays_of_declared_types(migrated: Database, engine: Engine) -> None:
 
 
 @on("postgresql")
-@on("postgresql")
 def test_a_domain_that_is_not_null(migrated: Database, engine: Engine) -> None:
     """A column that needs a value because of its domain is one that the DataFrame must have: COPY would put
     NULL into it."""
@@ -133,6 +132,7 @@ def test_a_domain_that_is_not_null(migrated: Database, engine: Engine) -> None:
         write(migrated, [pa.record_batch({"id": ["a"]})], table="target", key="id")
 
 
+@on("postgresql")
 def test_a_default_of_a_domain(migrated: Database, engine: Engine) -> None:
     """A NOT NULL column may be left out if its type has a default."""
     execute(
