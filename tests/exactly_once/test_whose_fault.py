@@ -107,6 +107,39 @@ def test_an_outage_of_the_database(migrated: Database, outage: Any, mode: Mode) 
 
 
 @modes
+@pytest.mark.parametrize(
+    ("trouble", "relief"),
+    [("query_only = 1", "query_only = 0"), ("max_page_count = 1", "max_page_count = 1000000")],
+)
+def test_a_file_that_takes_no_writes(sqlite: Database, trouble: str, relief: str, mode: Mode) -> None:
+    """The same while an SQLite file is read-only, or its disk is full, though some rows may still fit in."""
+    engine = sqlite.engine()
+    handler = mode(engine)
+    setting = trouble
+    event.listen(engine, "checkout", lambda connection, *_: connection.execute(f"PRAGMA {setting}"))
+    message, action = next(
+        (message, action)
+        for message in map(str, range(1000))
+        if (action := deliver(handler, message)) is not ACK
+    )
+    assert action is RETRY
+    setting = relief
+    assert deliver(handler, message) is ACK
+
+
+def test_a_file_that_takes_no_writes_is_transient(sqlite: Database) -> None:
+    """As an unreachable store, in an error of the library's own, and to an application that asks."""
+    engine = sqlite.engine()
+    event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA query_only = 1"))
+    with pytest.raises(OperationalError, match="readonly") as error, engine.begin() as connection:
+        Inbox("billing").accept(connection, "m")
+    assert is_transient(error.value)
+    inbox = StatusInbox("billing", store=SqlStore(engine))
+    with pytest.raises(StoreUnreachable, match="readonly"), inbox.claim("m"):
+        pass
+
+
+@modes
 def test_an_exhausted_pool(sqlite: Database, mode: Mode) -> None:
     """If the pool has no free connection, this does not count as a failure of the message."""
     engine = sqlite.engine(pool_size=1, max_overflow=0, pool_timeout=0.1)

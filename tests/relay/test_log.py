@@ -248,6 +248,12 @@ def test_a_login_that_is_refused_later(migrated: Database, caplog: pytest.LogCap
     assert WORD not in caplog.text
 
 
+def test_a_file_that_cannot_be_opened() -> None:
+    """A relay does not wait for a path that is wrong."""
+    with pytest.raises(DatabaseRefused, match="unable to open database file"):
+        Relay(create_engine("sqlite:////nowhere/shop.db"), Recorder()).run()
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_run_in_the_main_thread_handles_signals(postgres: Database, number: signal.Signals) -> None:
     """`Relay.run()`, called as in the README, handles the signal: the relay frees its buckets, and the

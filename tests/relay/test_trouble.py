@@ -18,7 +18,7 @@ from tests.support.on_servers import on
 from tests.support.outbox_publishers import ACCEPTED, TABLES, Recorder, count, publish, relay
 from tests.support.processes import wait_until
 from tests.support.proxy import TcpProxy
-from tests.support.relay.crashes import Paused, running
+from tests.support.relay.crashes import Paused, is_shared, running
 from tests.support.together import Task, wait_until_blocked
 
 pytestmark = pytest.mark.mysql
@@ -192,6 +192,21 @@ def test_a_session_that_is_read_only(postgres: Database) -> None:
         wait_until(lambda: publisher.accepted)
     assert set(codes) == {"25006"}
     assert publisher.names == ["a1"]
+
+
+def test_a_file_that_is_read_only(sqlite: Database) -> None:
+    """A relay continues when its SQLite file takes writes again."""
+    engine, relaying, publisher = sqlite.engine(), sqlite.engine(), Recorder()
+    setting = "query_only = 0"
+    event.listen(relaying, "checkout", lambda connection, *_: connection.execute(f"PRAGMA {setting}"))
+    with running(Relay(relaying, publisher, lease=3)):
+        wait_until(lambda: is_shared(engine, 1))
+        setting = "query_only = 1"
+        publish(engine, "a1")
+        time.sleep(4)
+        assert not publisher.names
+        setting = "query_only = 0"
+        wait_until(lambda: publisher.names == ["a1"])
 
 
 def test_an_operator_after_the_server_was_read_only(postgres: Database) -> None:

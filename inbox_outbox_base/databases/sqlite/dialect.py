@@ -9,13 +9,23 @@ from sqlalchemy.types import TypeEngine
 
 from inbox_outbox_base.dialect import Code, Codes, Connecting, Migrating, Storing
 
-_BUSY, _LOCKED, _BUSY_SNAPSHOT = 5, 6, 517
-_TRIGGER = 1811
+_BUSY, _LOCKED, _READONLY, _INTERRUPT, _IOERR, _FULL, _CANTOPEN = 5, 6, 8, 9, 10, 13, 14
+_BUSY_SNAPSHOT, _DBMOVED, _TRIGGER = 517, 1032, 1811
 _NOW = "strftime('%Y-%m-%d %H:%M:%f', 'now'"
+
+
+def _all(*primary: int) -> frozenset[Code]:
+    """These codes, and the extended ones that begin with them."""
+    return frozenset(each | detail << 8 for each in primary for detail in range(256))
 
 
 class SQLiteCodes(Codes):
     """An extended code has its primary code in the last byte. There is no server to lose."""
+
+    limits = frozenset({_INTERRUPT})
+    transient = _all(_READONLY, _IOERR, _FULL)
+    read_only = frozenset({_DBMOVED})  # somebody has replaced the file: this connection has the old one
+    refused = _all(_CANTOPEN)
 
     def code(self, cause: Any) -> Code | None:
         code: int | None = getattr(cause, "sqlite_errorcode", None)
