@@ -8,19 +8,21 @@ from sqlalchemy.exc import DBAPIError
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import TablesMissing
 
+from .taking import schema_of
+
 
 def raise_clearer(
     place: Connection | Engine, table: Table, error: DBAPIError, clearer: type[TablesMissing] = TablesMissing
 ) -> NoReturn:
     """Raise the error, or a clearer one if our tables (this one is looked for) do not exist."""
-    if codes.is_table_missing(error, lambda: inspect(place).has_table(table.name, schema=table.schema)):
+    if codes.is_table_missing(error, lambda: is_there(place, table)):
         raise clearer(missing_table(table)) from error
     raise error
 
 
-def is_there(connection: Connection, table: Table) -> bool:
-    """Whether the table exists."""
-    return inspect(connection).has_table(table.name, schema=table.schema)
+def is_there(place: Connection | Engine, table: Table) -> bool:
+    """Whether the table exists where statements in this place look for it."""
+    return inspect(place).has_table(table.name, schema=schema_of(place, table))
 
 
 def missing_table(table: Table) -> str:

@@ -98,9 +98,9 @@ def driver_of(connection: Connection) -> Any:
     return place.driver_connection
 
 
-def schema_of(connection: Connection, table: Table) -> str | None:
-    """The schema that statements on this connection write before the table's name; None: none."""
-    translated = connection.get_execution_options().get("schema_translate_map") or {}
+def schema_of(place: Connection | Engine, table: Table) -> str | None:
+    """The schema that statements in this place write before the table's name; None: none."""
+    translated = place.get_execution_options().get("schema_translate_map") or {}
     found: str | None = translated.get(table.schema, table.schema)
     return found
 

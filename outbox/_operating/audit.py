@@ -5,11 +5,11 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Literal
 
-from sqlalchemy import Connection, Engine, Select, Table, inspect
+from sqlalchemy import Connection, Engine, Select, Table
 
 from inbox_outbox_base.checks import outbox_options
 from inbox_outbox_base.checks.options import MOST_ROWS
-from inbox_outbox_base.databases.missing import missing_table
+from inbox_outbox_base.databases.missing import is_there, missing_table
 from inbox_outbox_base.errors.outbox import TablesMissing
 from inbox_outbox_base.tables import inbox as inbox_schemas
 from inbox_outbox_base.tables.inbox import Tables
@@ -124,7 +124,9 @@ def audit(
     given["sending_"] = transact(engine, outbox, lambda each: sent_now(each, outbox)) or [_NOWHERE]
     inbox = inbox_schemas.tables(its_schema)
     made = _made(inbox_engine or engine, inbox)
-    both = statements.Taken(*(each if each in made else statements.absent(each) for each in _modes(inbox)))
+    both = statements.TakenRows(
+        *(each if each in made else statements.absent(each) for each in _modes(inbox))
+    )
     question = Question(outbox, made, key, given, both)
     # Unsent messages first: a message that is sent meanwhile is then counted twice, not missed.
     if inbox_engine is None:
@@ -160,8 +162,7 @@ def _made(engine: Engine, inbox: Tables) -> list[Table]:
     Raises:
         TablesMissing: there are none.
     """
-    found = inspect(engine)
-    made = [each for each in _modes(inbox) if found.has_table(each.name, schema=each.schema)]
+    made = [each for each in _modes(inbox) if is_there(engine, each)]
     if not made:
         raise TablesMissing(missing_table(inbox.message))
     return made
@@ -186,6 +187,6 @@ def _taken_since(engine: Engine, inbox: Tables, question: Question) -> datetime 
         return found
 
     asked = {inbox.message: statements.oldest_taken(inbox), inbox.ledger: statements.oldest_load(inbox)}
-    found = inspect(engine)  # the ledger belongs to Spark alone
-    times = [oldest(each, asked[each]) for each in asked if found.has_table(each.name, schema=each.schema)]
+    # The ledger belongs to Spark alone.
+    times = [oldest(each, asked[each]) for each in asked if is_there(engine, each)]
     return min((time for time in times if time is not None), default=None)

@@ -42,7 +42,7 @@ class Question:
     key: str
     given: dict[str, Any]
     """The parameters of the statements."""
-    inbox: statements.Taken
+    inbox: statements.TakenRows
     """The same for the statements, with an empty one for one that was not made."""
 
     @property

@@ -40,7 +40,7 @@ from .statements import has_a_time, since, state_of
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class TakenRows:
     """The tables that say what a consumer has taken, one for each mode."""
 
     message: FromClause
@@ -83,7 +83,7 @@ def business_key(table: Table, key: str) -> ColumnElement[Any]:
     return c.id if key == "id" else func.coalesce(c.key, c.id, type_=c.key.type)
 
 
-def _beside(table: Table, inbox: Taken, key: str, own: ColumnElement[bool] | None = None) -> FromClause:
+def _beside(table: Table, inbox: TakenRows, key: str, own: ColumnElement[bool] | None = None) -> FromClause:
     """Messages joined with the consumer's rows for them in either mode; if a message is not `own`, its row is
     about another message of its key."""
     joined: FromClause = table
@@ -94,7 +94,7 @@ def _beside(table: Table, inbox: Taken, key: str, own: ColumnElement[bool] | Non
     return joined
 
 
-def _is_untaken(inbox: Taken) -> ColumnElement[bool]:
+def _is_untaken(inbox: TakenRows) -> ColumnElement[bool]:
     status = inbox.status.c.status
     return and_(inbox.message.c.key.is_(None), or_(status.is_(None), status != "consumed"))
 
@@ -121,7 +121,7 @@ def _is_late(table: Table) -> ColumnElement[bool]:
 
 
 @cache
-def count_unsent(tables: OutboxTables, inbox: Taken | None, key: str) -> CompoundSelect[Any]:
+def count_unsent(tables: OutboxTables, inbox: TakenRows | None, key: str) -> CompoundSelect[Any]:
     """Count the messages that wait for a relay, that are dead, and that are delayed; and of each, those that
     were not taken, and those that are late. It is one statement, so that it sees each message in one place.
 
@@ -149,7 +149,7 @@ def count_unsent(tables: OutboxTables, inbox: Taken | None, key: str) -> Compoun
 
 
 @cache
-def unsent(tables: OutboxTables, inbox: Taken | None, key: str) -> Select[Any]:
+def unsent(tables: OutboxTables, inbox: TakenRows | None, key: str) -> Select[Any]:
     """Some overdue messages, among them delayed ones, and some dead ones that were not taken.
 
     Without an inbox, messages that were sent without an answer are left out.
@@ -233,7 +233,7 @@ def sent_page(tables: OutboxTables, key: str) -> Select[Any]:
 
 
 @cache
-def count_sent(tables: OutboxTables, inbox: Taken, key: str) -> Select[int, int, int, Any]:
+def count_sent(tables: OutboxTables, inbox: TakenRows, key: str) -> Select[int, int, int, Any]:
     """Count the sent messages, those not taken, and those that should have been taken by now; with the oldest
     time."""
     c = tables.sent.c
@@ -248,7 +248,7 @@ def count_sent(tables: OutboxTables, inbox: Taken, key: str) -> Select[int, int,
 
 
 @cache
-def untaken(tables: OutboxTables, inbox: Taken, key: str) -> Select[Any]:
+def untaken(tables: OutboxTables, inbox: TakenRows, key: str) -> Select[Any]:
     """Messages that were sent and should have been taken."""
     c = tables.sent.c
     found = _found(tables.sent, literal("sent", String), c.sent_at, inbox.status.c.status)
@@ -257,13 +257,13 @@ def untaken(tables: OutboxTables, inbox: Taken, key: str) -> Select[Any]:
 
 
 @cache
-def taken(inbox: Taken) -> Select[Any]:
+def taken(inbox: TakenRows) -> Select[Any]:
     """The given keys that the consumer has taken on the exactly-once path."""
     return select(inbox.message.c.key).where(_these_keys(inbox.message))
 
 
 @cache
-def statuses(inbox: Taken) -> Select[Any]:
+def statuses(inbox: TakenRows) -> Select[Any]:
     """The statuses of the given keys in status-table mode."""
     return select(inbox.status.c.key, inbox.status.c.status).where(_these_keys(inbox.status))
 

@@ -210,6 +210,7 @@ def test_a_map_to_another_database(migrated: Database) -> None:
         with there.begin() as connection:
             assert mail.accept(connection, "a") is Verdict.NEW
         MESSAGE.drop(here)
+        assert outbox.audit(there, "orders", "mail").taken_since is not None
         assert [each.bytes > 0 for each in inbox.status(there)] == [True]
     finally:
         with here.begin() as connection:

@@ -33,10 +33,12 @@ def test_the_oldest_unconsumed_message_shortens_it() -> None:
 
 
 def test_the_oldest_message_can_be_as_old_as_can_be() -> None:
-    """Then nothing is old enough to be purged, and that is no error."""
-    for zone in (UTC, timezone(timedelta(hours=1))):
-        first = datetime.min.replace(tzinfo=zone)
-        assert Retention().horizon(NOW, first) == datetime.min.replace(tzinfo=UTC)
+    """Then nothing is old enough to be purged, and that is no error. A time that UTC does not have is
+    refused."""
+    first = datetime.min.replace(tzinfo=UTC)
+    assert Retention().horizon(NOW, first) == first
+    with pytest.raises(InvalidOption, match=r"oldest_unconsumed=.*in UTC"):
+        Retention().horizon(NOW, datetime.min.replace(tzinfo=timezone(timedelta(hours=1))))
 
 
 def test_an_oldest_message_from_the_future_counts_as_now() -> None:

@@ -126,8 +126,8 @@ def test_arrays_of_declared_types(migrated: Database, engine: Engine) -> None:
 def test_a_domain_that_is_not_null(migrated: Database, engine: Engine) -> None:
     """A column that needs a value because of its domain is one that the DataFrame must have: COPY would put
     NULL into it."""
-    domain = "CREATE DOMAIN some AS integer NOT NULL; CREATE DOMAIN few AS some"
-    execute(engine, domain, "CREATE TABLE target (id text, n few)")
+    domain = "CREATE DOMAIN given AS integer NOT NULL; CREATE DOMAIN told AS given"
+    execute(engine, domain, "CREATE TABLE target (id text, n told)")
     with pytest.raises(ColumnMismatch, match="column 'n' of table target is NOT NULL without a default"):
         write(migrated, [pa.record_batch({"id": ["a"]})], table="target", key="id")
 

@@ -319,8 +319,8 @@ class SqlStore(Store):
             try:
                 with self._bounded(connection, within), self._database.briefly(connection, wait):
                     result = work(connection)
-                    if not self._database.has_server:  # an application may send BEGIN on all connections
-                        connection.commit()
+                    if not self._database.has_server and not self._database.is_ended(connection):
+                        connection.commit()  # an application sends BEGIN on all connections
                     return result
             except DBAPIError as error:
                 drop_read_only(connection, error)
