@@ -107,7 +107,7 @@ def _may_be_taken(table: Table) -> ColumnElement[bool]:
 
 
 def _is_being_sent(table: Table) -> ColumnElement[bool]:
-    # In the statement's text: a server takes only so many parameters.
+    # They are part of the statement's text, because a server limits the number of parameters.
     places: BindParameter[Any] = bindparam("sending_", expanding=True, literal_execute=True)
     return tuple_(table.c.bucket, table.c.sequence).in_(places)
 
