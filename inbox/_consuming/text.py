@@ -17,9 +17,11 @@ def readable(value: object) -> str:
     return _read(value)[0]
 
 
-def readable_key(value: object) -> str:
+def readable_key(value: object, *, is_of_outbox: bool) -> str:
     """The same for a key. Text that looks like a binary key begins with `\\=`, so that they never become
-    one."""
+    one; but an outbox's key is the text that was published, whatever it looks like."""
+    if is_of_outbox:
+        return readable(value)
     text, is_escaped = _read(value)
     return text if is_escaped or not _LIKE_ESCAPED.fullmatch(text) else "\\=" + text
 

@@ -41,8 +41,7 @@ def delivery_of(record: Message, attempt: int) -> Delivery:
     return Delivery(
         id=own[_ID] or event_id(headers, content_type, value) or _own_id(record, given),
         topic=str(record.topic()),
-        # A record of an outbox has the text that was published, whatever it looks like.
-        key=None if key is None else readable(key) if own[_ID] else readable_key(key),
+        key=None if key is None else readable_key(key, is_of_outbox=bool(own[_ID])),
         payload=value,
         content_type=content_type,
         headers=headers,

@@ -44,12 +44,10 @@ def delivery_of(message: DeliveredMessage) -> Delivery:
     properties = message.header.properties
     headers: Mapping[str, Any] = properties.headers or {}
     users, content_type = _users(headers), readable(properties.content_type or "")
-    # An outbox's key is the text that was published, whatever it looks like.
-    shown = readable if _CREATED_AT in headers else readable_key
     return Delivery(
         id=readable(properties.message_id or event_id(users, content_type, message.body) or ""),
         topic=readable(headers.get(TOPIC, frame_of(message).routing_key or "")),
-        key=shown(headers[_KEY]) if _KEY in headers else None,
+        key=readable_key(headers[_KEY], is_of_outbox=_CREATED_AT in headers) if _KEY in headers else None,
         payload=message.body,
         content_type=content_type,
         headers=users,

@@ -42,8 +42,7 @@ def delivery_of(message: Any, attempt: int) -> Delivery:
     return Delivery(
         id=readable(own_id or system.message_id or key or ""),
         topic=readable(properties.get(TOPIC) or message.topic.name),
-        # An outbox's key is the text that was published, whatever it looks like.
-        key=None if key is None else readable(key) if ID in properties else readable_key(key),
+        key=None if key is None else readable_key(key, is_of_outbox=ID in properties),
         payload=payload,
         content_type=readable(content_type),
         headers=headers,
