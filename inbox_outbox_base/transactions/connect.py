@@ -51,6 +51,8 @@ def _opened(engine: Engine) -> Connection:
         Connection._handle_dbapi_exception_noconnection(error, engine.dialect, engine)  # noqa: SLF001
     try:
         connection = Connection(engine, pooled)
+        if connection.in_transaction():  # a listener has sent a statement; keep the settings that it has made
+            connection.commit()
         level = engine.get_execution_options().get(LEVEL)
         return connection if level is None else connection.execution_options(isolation_level=level)
     except BaseException as error:

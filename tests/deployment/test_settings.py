@@ -23,10 +23,11 @@ from sqlalchemy import (
     create_engine,
     event,
     insert,
+    select,
     text,
 )
 
-from inbox import Inbox, SqlStore, StatusInbox, Verdict
+from inbox import Inbox, SqlStore, StatusInbox, Verdict, purge
 from inbox import check as check_inbox
 from inbox.errors import MessageInFlight, UnsafeDatabase, UnusableConnection
 from inbox.schema import metadata
@@ -309,6 +310,26 @@ def test_an_engine_with_a_level_of_its_own(
     with engine.begin() as connection:
         Outbox().publish(connection, topic="orders", payload="2")
         assert Task(Relay(engine, Recorder()).run_once).result(20) == 1
+
+
+def test_a_listener_that_begins_transactions(migrated: Database) -> None:
+    """On an engine that tests its connections by a statement, which begins a transaction, everything works
+    that opens connections of its own."""
+    engine = migrated.engine()
+
+    @event.listens_for(engine, "engine_connect")
+    def ping(connection: Connection) -> None:
+        connection.scalar(select(1))
+
+    with StatusInbox("orders", store=SqlStore(engine)).claim("a") as claim:
+        claim.step("call", lambda: 1)
+    with engine.connect() as connection:
+        Outbox().publish(connection, topic="orders", payload="1")
+        connection.commit()
+    assert Relay(engine, Recorder()).run_once() == 1
+    assert peek(engine) == []
+    assert purge(engine).finished
+    assert check_inbox(engine).is_safe
 
 
 def test_another_style_of_parameters(postgres: Database) -> None:
