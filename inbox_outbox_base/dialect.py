@@ -19,6 +19,8 @@ class Codes(ABC):
     """Others caused the error, for example a deadlock."""
     limits: frozenset[Code] = frozenset()
     """A statement was cancelled, or exceeded the server's time limit."""
+    overdue: frozenset[Code] = frozenset()
+    """The server has ended a transaction that took too long, and its session."""
     lock_timeouts: frozenset[Code] = frozenset()
     """A wait for a lock ran out, without other consequences."""
     undoing: frozenset[Code] = frozenset()

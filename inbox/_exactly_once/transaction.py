@@ -319,6 +319,8 @@ class Transaction:
         if not self._is_committed(
             lambda connection: self._database.settled(connection, self._attempt, self._terms.wait)
         ):
+            if codes.is_overdue(error):
+                raise error
             raise CommitLost("a connection broke during COMMIT, and nothing was written") from error
 
     def _give_up(self, error: DBAPIError) -> None:

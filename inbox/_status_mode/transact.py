@@ -254,6 +254,8 @@ class StepTransaction:
         """Finish normally if the COMMIT did happen. If it is still under way, the record refuses what this
         attempt writes about steps later."""
         if not self._is_recorded():
+            if codes.is_overdue(error):
+                raise error
             raise CommitLost("a connection broke during COMMIT, and nothing was written") from error
 
     def _is_recorded(self) -> bool:

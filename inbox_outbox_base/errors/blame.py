@@ -5,14 +5,18 @@ stays on an error that a body catches and raises again.
 """
 
 from types import TracebackType
+from typing import NamedTuple
 
 from sqlalchemy.exc import InternalError, OperationalError
+
+from inbox_outbox_base.words.incoming import Verdict
 
 from . import codes, groups
 from .inbox import LeaseLost, PolicyConflict, TablesMissing, TransactionEnded, UnsafeDatabase
 from .outbox import WrongBucketCount
 
 _MARK = "_raised_by_the_inbox"
+_JUDGED = "_judged_by_the_inbox"
 
 
 class _Own:
@@ -20,8 +24,9 @@ class _Own:
 
     def mark(self, error: BaseException) -> None:
         """The same without a block, which would cost each message half a microsecond."""
-        # A statement of ours finds that the body has ended the transaction: that is the body's error.
-        if isinstance(error, TransactionEnded) or codes.is_aftermath(error):
+        # A statement of ours finds that the body has ended the transaction, or that the server has ended it
+        # because the body took too long: that is the body's error.
+        if isinstance(error, TransactionEnded) or codes.is_aftermath(error) or codes.is_overdue(error):
             return
         if isinstance(error, Exception):
             setattr(error, _MARK, True)
@@ -78,3 +83,37 @@ def is_worth_another_try(error: BaseException) -> bool:
     A body whose own statements exceeded a time limit would only exceed it again.
     """
     return codes.is_passing(error) or (is_own(error) and codes.is_transient(error))
+
+
+class Judgement(NamedTuple):
+    """What an inbox of status-table mode has recorded about a message whose handler raised an error."""
+
+    verdict: Verdict
+    retry_after: float | None
+    """Seconds after which to deliver the message again; None if it is given up."""
+
+
+def judge(error: BaseException, judgement: Judgement) -> None:
+    """Let an error carry what was recorded, through whatever code is between an inbox and a listener: the
+    message's failures are counted once."""
+    for each in groups.leaves(error):
+        vars(each)[_JUDGED] = judgement  # an exception may refuse setattr
+
+
+def take_judgement(error: BaseException) -> Judgement | None:
+    """What was recorded about the message for this error, or for the error that caused it (for a group: for
+    each of its errors); None if nothing was. It is read once: a program may raise the same object again."""
+    found = [_take_judgement(each) for each in groups.leaves(error)]
+    known = [each for each in found if each is not None]
+    if len(known) < len(found):
+        return None
+    return max(known, key=lambda each: (each.verdict is not Verdict.NEW, each.retry_after or 0.0))
+
+
+def _take_judgement(error: BaseException | None) -> Judgement | None:
+    while error is not None:
+        if (found := vars(error).pop(_JUDGED, None)) is not None:
+            judgement: Judgement = found
+            return judgement
+        error = error.__cause__
+    return None

@@ -46,7 +46,7 @@ def is_transient(error: BaseException) -> bool:
     """
     if isinstance(error, BaseExceptionGroup):
         return all(map(is_transient, groups.leaves(error)))
-    if isinstance(error, PoolTimeoutError) or is_passing(error):
+    if isinstance(error, PoolTimeoutError) or is_passing(error) or is_overdue(error):
         return True
     return _means(error, lambda database, code: code in database.limits or code in database.transient)
 
@@ -56,13 +56,18 @@ def is_passing(error: BaseException) -> bool:
 
     True for deadlocks, serialization failures, lock timeouts, lost or refused connections and
     `TransientError`, a subset of the transient errors. The other transient errors may be due to the work, as
-    a time limit is to a slow query.
+    a time limit is to a slow query or transaction.
     """
     if isinstance(error, BaseExceptionGroup):
         return all(map(is_passing, groups.leaves(error)))
     if isinstance(error, TransientError) or _means(error, lambda database, code: database.is_passing(code)):
         return True
-    return isinstance(error, DBAPIError) and breaks_connection(error)
+    return isinstance(error, DBAPIError) and breaks_connection(error) and not is_overdue(error)
+
+
+def is_overdue(error: BaseException) -> bool:
+    """Whether the server has ended the transaction because it took too long, and the session with it."""
+    return _means(error, lambda database, code: code in database.overdue)
 
 
 def undoes(error: BaseException) -> bool:

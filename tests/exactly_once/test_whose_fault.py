@@ -1,5 +1,6 @@
 """A message is blamed only for errors that came out of its handler's body."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import UTC, datetime
@@ -125,6 +126,38 @@ def test_a_file_that_takes_no_writes(sqlite: Database, trouble: str, relief: str
     assert action is RETRY
     setting = relief
     assert deliver(handler, message) is ACK
+
+
+@pytest.mark.parametrize("limit", ["idle_in_transaction_session_timeout", "transaction_timeout"])
+@pytest.mark.parametrize("is_last", [True, False])
+def test_a_body_that_takes_too_long(postgres: Database, limit: str, is_last: bool) -> None:
+    """A body that outlasts the server's limit on transactions counts, whether its own statement meets the end
+    of the transaction or the COMMIT does, and runs once for each delivery: it would be slow again."""
+    engine = accounts.make(postgres.engine())
+    runs: list[str] = []
+
+    def slow(connection: Connection, message: str) -> None:
+        runs.append(message)
+        connection.exec_driver_sql(f"SET LOCAL {limit} = '100ms'")
+        time.sleep(0.4)
+        if not is_last:
+            connection.exec_driver_sql("SELECT 1")
+
+    book = Inbox("billing").handler(engine, key=str)(slow)
+    store = SqlStore(engine)
+
+    @StatusInbox(CONSUMER, store=store, max_attempts=1).handler(key=str)
+    def claimed(claim: Claim, message: str) -> None:
+        claim.transact("book", lambda connection: slow(connection, message))
+
+    (decision,) = in_threads(["m"], book)
+    assert decision.outcome is not None
+    assert decision.outcome.is_failure
+    assert "timeout" in decision.reason
+    assert runs == ["m"]
+    assert deliver(book) is DEAD_LETTER
+    assert deliver(claimed) is DEAD_LETTER
+    assert stored(store, "m").status is Status.DEAD
 
 
 def test_a_file_that_takes_no_writes_is_transient(sqlite: Database) -> None:

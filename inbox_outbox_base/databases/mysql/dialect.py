@@ -24,8 +24,8 @@ from sqlalchemy.types import TypeEngine
 
 from inbox_outbox_base.dialect import Code, Codes, Connecting, Migrating, Storing
 
-_FULL = {1021, 1203, 1226}
-"""Disk, memory or connections are exhausted, or the disk fails."""
+_FULL = {1021, 1114, 1203, 1226}
+"""Disk, a table's file, memory or connections are exhausted, or the disk fails."""
 _NOT_NOW = {1047, 1290, 1792, 1836, 3101, 3572}
 """The object is in use, the server has become a replica, or its cluster is changing."""
 TAKEN = frozenset({1062, 1586})

@@ -30,12 +30,14 @@ _LOCK = 112_589_990_684  # an arbitrary number, the same in every migration
 class PostgreSQLCodes(Codes):
     """All codes of class 08 are lost connections; 42704 (undefined object) comes for a row type, too."""
 
-    # 57P01 to 57P05: the server shuts down, restarts, or has ended an idle session; 25P03 and 25P04: it has
-    # ended a transaction that took too long; 40003: it does not know the outcome itself.
-    broken = frozenset({"57P01", "57P02", "57P03", "57P05", "25P03", "25P04", "40003"})
+    # idle_in_transaction_session_timeout, transaction_timeout.
+    overdue = frozenset({"25P03", "25P04"})
+    # 57P01 to 57P05: the server shuts down, restarts, or has ended an idle session; 40003: it does not know
+    # the outcome itself.
+    broken = overdue | {"57P01", "57P02", "57P03", "57P05", "40003"}
     # 25006 read-only; 40001 serialization failure; 40P01 deadlock; 55P03 lock timeout; 53300 too many
     # connections.
-    passing = broken | {"25006", "40001", "40P01", "55P03", "53300"}
+    passing = (broken - overdue) | {"25006", "40001", "40P01", "55P03", "53300"}
     # A time limit and a cancellation have the same code.
     limits = frozenset({"57014"})
     lock_timeouts = frozenset({"55P03"})
