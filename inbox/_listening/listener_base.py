@@ -13,7 +13,7 @@ from typing import Any, Literal
 from inbox_outbox_base.calls.signals import is_stopping, stopping
 from inbox_outbox_base.checks import options
 from inbox_outbox_base.checks.backoff import Backoff
-from inbox_outbox_base.errors.blame import is_own
+from inbox_outbox_base.errors.blame import is_own, take_judgement
 from inbox_outbox_base.errors.groups import find, leaves, only
 from inbox_outbox_base.errors.inbox import (
     GiveUp,
@@ -27,7 +27,7 @@ from inbox_outbox_base.monitoring.events import stored
 from inbox_outbox_base.words.incoming import Verdict
 
 from .lanes import JobBatch, KeyLanes, MessageJob
-from .outcome import Action, Decision, Outcome, TooOld
+from .outcome import Action, Decision, Outcome, TooOld, runner_of
 
 Order = Literal["each", "in_order"]
 
@@ -123,8 +123,7 @@ class ListenerBase:
     def _batch(
         self, messages: Iterable[Any], handler: Callable[[Any], Any], wake: Callable[[], Any]
     ) -> JobBatch:
-        """If a handler has an `outcome`, the batch calls that: its errors come with a verdict and a delay."""
-        run = getattr(handler, "outcome", handler)
+        run = runner_of(handler)
         if not callable(run):
             raise InvalidOption(f"handler={handler!r}: expected a function of a message")
         batch = JobBatch(messages, run, in_order=self.order == "in_order", wake=wake)
@@ -247,6 +246,8 @@ def caught(error: Exception) -> Outcome:
         verdict = min((each.verdict for each in refusals), key=_LOSES_LEAST.index)
         delays = [each.retry_after for each in refusals if each.verdict is verdict and each.retry_after]
         return Outcome(verdict, retry_after=max(delays, default=None))
+    if (judgement := take_judgement(error)) is not None:
+        return Outcome(judgement.verdict, retry_after=judgement.retry_after, error=error)
     return Outcome(Verdict.NEW if find(error, GiveUp) is None else Verdict.DEAD, error=error)
 
 

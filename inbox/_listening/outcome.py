@@ -73,3 +73,12 @@ class Decisions(tuple[Decision, ...]):
         up to an index."""
         failures = (index for index, each in enumerate(self) if each.action is not Action.ACK)
         return next(failures, len(self))
+
+
+def runner_of(handler: Any) -> Any:
+    """What a listener calls: the `outcome` of a handler that has one, which returns errors together with a
+    verdict. The code of a decorator around such a handler, to which functools.wraps has copied the attribute,
+    has to run, too."""
+    own = getattr(handler, "outcome", None)
+    is_copied = own is getattr(getattr(handler, "__wrapped__", None), "outcome", None)
+    return handler if own is None or is_copied else own

@@ -10,7 +10,7 @@ from inbox._listening.outcome import Outcome
 from inbox_outbox_base.calls.signals import as_failure, is_interruption
 from inbox_outbox_base.checks.options import done
 from inbox_outbox_base.checks.results import encode_result
-from inbox_outbox_base.errors.blame import is_own
+from inbox_outbox_base.errors import blame
 from inbox_outbox_base.errors.groups import find, without
 from inbox_outbox_base.errors.inbox import InvalidOption, LeaseLost
 from inbox_outbox_base.words.incoming import Verdict
@@ -147,10 +147,9 @@ class ClaimBase:
     def _end(self, error: BaseException | None, delay: Callable[[int], float]) -> None:
         """See `end_claim`."""
         hold = self._held
-        if error is None and self._unawaited:
-            error = InvalidOption(f"step={self._unawaited[0]!r}: it was not awaited, so it did not run")
-            self._end(error, delay)
-            raise error
+        if error is None and (unfinished := self._unfinished()) is not None:
+            self._end(unfinished, delay)
+            raise unfinished
         if error is None:
             hold.check_process()
         elif not hold.is_here:
@@ -165,6 +164,24 @@ class ClaimBase:
                 self._give_up_or_fail(error)
         finally:
             self._settle(delay)
+
+    def _unfinished(self) -> InvalidOption | None:
+        """Why the message has not succeeded, although its block has ended without an error."""
+        hold = self._held
+        if self._unawaited:
+            return InvalidOption(f"step={self._unawaited[0]!r}: it was not awaited, so it did not run")
+        if not hold.is_here:  # a fork has a copy of what the handler was doing
+            return None
+        if hold.step_under_way is not None:
+            return InvalidOption(
+                f"step={hold.step_under_way!r}: it was still running when the block ended; wait for it inside"
+            )
+        if hold.steps.pending is not None:
+            return InvalidOption(
+                f"step={hold.steps.pending!r}: it raised an error that the block has handled; nobody knows "
+                "whether it has happened"
+            )
+        return None
 
     def _encoded(self) -> str | None:
         """The result as JSON."""
@@ -203,7 +220,7 @@ class ClaimBase:
             return True
         # The store or the database failed, not the handler, so the attempt does not count. Only the next one
         # will know all steps.
-        if is_own(error) or hold.is_doubted:
+        if blame.is_own(error) or hold.is_doubted:
             hold.release(error)
             return True
         interruption = without(error, GivingUp)
@@ -251,9 +268,22 @@ def end_claim(claim: ClaimBase, error: BaseException | None, delay: Callable[[in
 
     A function and no method of the claim, so that handlers, which get the claim, cannot end it.
 
+    The error then carries what was recorded, for a listener.
+
     Raises: the error of an undo, unless the handler has its own error.
     """
-    claim._end(error, delay)  # noqa: SLF001 - of this module
+    try:
+        claim._end(error, delay)  # noqa: SLF001 - of this module
+    except BaseException as raised:
+        _judge(claim, raised)
+        raise
+    if error is not None:
+        _judge(claim, error)
+
+
+def _judge(claim: ClaimBase, error: BaseException) -> None:
+    if claim.verdict is not Verdict.NEW or claim.retry_after is not None:
+        blame.judge(error, blame.Judgement(claim.verdict, claim.retry_after))
 
 
 def raise_rest(error: BaseException) -> None:
@@ -269,3 +299,10 @@ def outcome_of(claim: ClaimBase | None, error: Exception | None = None) -> Outco
     if claim is None:
         return Outcome(Verdict.NEW, error=error)
     return Outcome(claim.verdict, claim.result if error is None else None, claim.retry_after, error)
+
+
+def told(outcome: Outcome) -> Outcome:
+    """The outcome, whose error need not carry any more what it says."""
+    if outcome.error is not None:
+        blame.take_judgement(outcome.error)
+    return outcome

@@ -71,7 +71,7 @@ class Hold(MessageLease):
         a fail-over."""
         self.is_doubted = False
         """Whether a transaction may have recorded a step that this attempt does not know."""
-        self._running: str | None = None
+        self.step_under_way: str | None = None
         self._used: set[str] = set()
         self.versions: tuple[bytes, ...] = (request.claim,)
         """The claims that the record can have by this attempt's own writes: each write about steps changes
@@ -87,15 +87,20 @@ class Hold(MessageLease):
     def running(self, name: str) -> Iterator[None]:
         """Around a step. Meanwhile no other step begins, inside or beside it, because each step overwrites
         the record of all steps."""
-        if self._running is not None:
+        if self.step_under_way is not None:
             raise InvalidOption(
-                f"step={name!r}: step {self._running!r} is still running; run one after the other"
+                f"step={name!r}: step {self.step_under_way!r} is still running; run one after the other"
             )
-        self._running = name
+        if self.steps.pending is not None:
+            raise InvalidOption(
+                f"step={name!r}: nobody knows whether step {self.steps.pending!r} has happened; let its "
+                "error leave the block"
+            )
+        self.step_under_way = name
         try:
             yield
         finally:
-            self._running = None
+            self.step_under_way = None
 
     def begin_step(self, name: str, on_unknown: OnUnknown, *, has_undo: bool = False) -> bool:
         """Whether to run the step; if not, its result is `steps.result(name)`."""

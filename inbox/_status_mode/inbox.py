@@ -16,7 +16,7 @@ from inbox_outbox_base.errors.blame import OWN
 
 from .base import StatusConsumer
 from .claim import Claim
-from .claim_base import end_claim, outcome_of, raise_rest
+from .claim_base import end_claim, outcome_of, raise_rest, told
 from .heartbeats import Heartbeats
 from .hold import Hold
 
@@ -151,7 +151,8 @@ class StatusInbox(StatusConsumer, Listens[Listener]):
         The body's return value (JSON) is stored and is the `Outcome.result` of every duplicate. Its
         exceptions propagate unchanged. When the decorated function returns, acknowledge the message; it
         raises what `claim` raises. A `Listener` calls its `outcome(message)` instead, which puts errors of
-        the body into `Outcome.error` and refusals into `Outcome.verdict`.
+        the body into `Outcome.error` and refusals into `Outcome.verdict`; if there is a decorator around the
+        handler, it calls that one.
 
         Args:
             key, payload, message_id, message_time: functions of the message.
@@ -182,7 +183,7 @@ class StatusInbox(StatusConsumer, Listens[Listener]):
                     self._check_taken(claim)
                 return outcome
 
-            handle_message.outcome = lambda message: run(message)[1]  # type: ignore[attr-defined]
+            handle_message.outcome = lambda message: told(run(message)[1])  # type: ignore[attr-defined]
             handle_message.prepare = self.store.prepare  # type: ignore[attr-defined]
             return handle_message
 

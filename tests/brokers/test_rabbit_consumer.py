@@ -14,9 +14,9 @@ import pytest
 from sqlalchemy import Connection
 
 from examples.embedded_postgres import free_port
-from inbox import Delivery, Inbox, Outcome, Verdict, message_key
+from inbox import Delivery, Inbox, Outcome, SqlStore, StatusInbox, Verdict, message_id, message_key
 from inbox._consuming.rabbitmq.delivery import delivery_of
-from inbox.errors import InvalidOption
+from inbox.errors import InvalidOption, UnsafeDatabase
 from inbox.rabbitmq import AsyncRabbitConsumer, RabbitConsumer
 from outbox import Outbox, Relay
 from outbox.rabbitmq import RabbitPublisher
@@ -228,3 +228,20 @@ def test_invalid_options() -> None:
         with pytest.raises(InvalidOption, match=f"^{option}"):
             mistake()
     assert AsyncRabbitConsumer("amqp://localhost", "q", asynchronous, concurrency=5).prefetch == 10
+
+
+@pytest.mark.parametrize("mode", ["exactly once", "status"])
+def test_tables_that_cannot_keep_a_promise(queues: Queues, postgres: Database, mode: str) -> None:
+    """Before the first message, a consumer looks at its handler's table, and ends if that is unsafe."""
+    engine, queue = postgres.engine(), queues.new()
+    queues.put(queue, "1")
+    handler: Any
+    if mode == "status":
+        handler = StatusInbox("orders", store=SqlStore(engine)).handler(key=message_id)(lambda *_: None)
+    else:
+        handler = Inbox("orders").handler(engine, key=message_id)(lambda *_: None)
+    with engine.begin() as connection:
+        for table in ("inbox_status", "inbox_message"):
+            connection.exec_driver_sql(f"ALTER TABLE {table} SET UNLOGGED")
+    with pytest.raises(UnsafeDatabase, match="unlogged"):
+        RabbitConsumer(queues.url, queue, handler).run()

@@ -1,6 +1,7 @@
 """Listeners of both kinds of inbox: what they tell the broker, and what took effect."""
 
 import asyncio
+import functools
 from collections import Counter
 from functools import partial
 from typing import Any
@@ -17,6 +18,7 @@ from inbox import (
     Backoff,
     Claim,
     Inbox,
+    Outcome,
     SqlStore,
     Status,
     StatusInbox,
@@ -287,3 +289,67 @@ def test_a_cancelled_message_is_released(postgres: Database) -> None:
 
     asynchronously(postgres, scenario)
     assert runs == [1, 1]
+
+
+@on("sqlite", fixture="place")
+def test_code_around_a_handler_runs(store: Store) -> None:
+    """A decorator around a handler runs with each message, and the error that goes through it still says what
+    the inbox has recorded: the inbox alone counts the failures."""
+    inbox = status_inbox(store, max_attempts=3)
+    audit: list[str] = []
+
+    def audited(handler: Any) -> Any:
+        @functools.wraps(handler)
+        def run(message: str) -> Any:
+            audit.append(message)
+            return handler(message)
+
+        return run
+
+    @audited
+    @inbox.handler(key=str)
+    def decorated(claim: Claim, message: str) -> None:
+        if message == "bad":
+            raise Fault("no")
+
+    def plain(message: str) -> Outcome:
+        with inbox.claim(message) as claim:
+            if message != "good":
+                raise Fault("no")
+        return Outcome(claim.verdict)
+
+    def translated(message: str) -> Outcome:
+        try:
+            return plain(message)
+        except Fault as error:
+            raise ValueError("another error") from error
+
+    listener = inbox.listener(max_attempts=2, failures=lambda _: 9)
+    assert listener.decide(["good"], decorated)[0].action is ACK
+    assert audit == ["good"]
+    for handler, message in ((decorated, "bad"), (plain, "plain"), (translated, "translated")):
+        decided = [listener.decide([message], handler)[0] for _ in range(4)]
+        assert [each.action for each in decided] == [RETRY, RETRY, DEAD_LETTER, DEAD_LETTER]
+        assert {each.outcome and each.outcome.is_failure for each in decided} == {False}
+        assert stored(store, message).status is Status.DEAD
+
+
+def test_an_error_is_judged_once(sqlite: Database) -> None:
+    """An error that a program raises again elsewhere, the same object, counts there."""
+    engine, known = sqlite.engine(), Fault("always the same")
+    inbox, status = Inbox("payments"), StatusInbox("orders", store=SqlStore(engine))
+
+    def claimed(message: str) -> Outcome:
+        with status.claim(message):
+            raise known
+
+    @inbox.handler(engine, key=str)
+    def booked(connection: Connection, message: str) -> None:
+        raise known
+
+    listener = inbox.listener()
+    decorated = status.handler(key=str)(lambda claim, message: claimed("b"))
+    for handler, is_failure in ((claimed, False), (booked, True), (decorated, False), (booked, True)):
+        (decision,) = listener.decide(["a"], handler)
+        assert decision.outcome is not None
+        assert decision.outcome.is_failure is is_failure

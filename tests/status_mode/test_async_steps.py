@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from inbox import AsyncClaim, AsyncStatusInbox, Status, Verdict
-from inbox.errors import GiveUp, InvalidOption
+from inbox.errors import GiveUp, InvalidOption, LeaseLost
 from tests.status_mode.test_steps import Calls, called, undoing
 from tests.support.listeners import awaited
 from tests.support.on_servers import on
@@ -68,6 +68,43 @@ async def test_a_step_that_is_not_awaited_fails_its_message(place: Place) -> Non
         async with inbox.claim("a") as claim:
             await asyncio.gather(claim.step("pay", lambda: 1))
     assert recorded(place).status is Status.CONSUMED
+
+
+@on("sqlite", "postgresql", fixture="place")
+@in_loop
+async def test_a_step_that_outlasts_the_block(place: Place) -> None:
+    """A message whose step, or transaction, still runs in another task when its block ends has failed, and is
+    delivered again: the end of the step is not recorded, and a transaction is recorded if it commits."""
+    go_on = asyncio.Event()
+
+    async def wait(*_: object) -> None:
+        await go_on.wait()
+
+    async with inbox_at(place) as inbox:
+        for kind in ("step", "transact"):
+            go_on.clear()
+            tasks: list[asyncio.Task[Any]] = []
+            with pytest.raises(InvalidOption, match="step='pay': it was still running when the block ended"):
+                await leaving(inbox, kind, wait, tasks, go_on)
+            (left,) = await asyncio.gather(*tasks, return_exceptions=True)
+            record = recorded(place)
+            assert record.status is Status.FAILED
+            assert isinstance(left, LeaseLost) is (record.steps is None)
+            assert record.steps is None or kind == "transact"
+
+
+async def leaving(
+    inbox: AsyncStatusInbox,
+    kind: str,
+    body: Callable[..., Any],
+    tasks: list[asyncio.Task[Any]],
+    go_on: asyncio.Event,
+) -> None:
+    """A handler that ends while its step runs in a task."""
+    async with inbox.claim("a") as claim:
+        tasks.append(asyncio.create_task(getattr(claim, kind)("pay", body)))
+        await asyncio.sleep(0.2)
+        asyncio.get_running_loop().call_later(0.2, go_on.set)
 
 
 async def forgetting(inbox: AsyncStatusInbox, call: Callable[[AsyncClaim], Coroutine[Any, Any, Any]]) -> None:

@@ -1,6 +1,7 @@
 """Steps of a message in status-table mode, and their undos, on every store."""
 
 import json
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -11,7 +12,7 @@ import pytest
 from inbox import Claim, EventKind, Status, Verdict
 from inbox._status_mode.hold import OnUnknown
 from inbox._status_mode.stores import UNDO_ATTEMPTS, Change, HeldRecord, Store
-from inbox.errors import InvalidOption, InvalidResult, StepNotDone, StoreUnreachable
+from inbox.errors import InvalidOption, InvalidResult, LeaseLost, StepNotDone, StoreUnreachable
 from tests.support.on_servers import both_stores, on
 from tests.support.status_mode.stores import CONSUMER, Failed, deliver, fail, status_inbox, stored
 
@@ -362,3 +363,58 @@ def test_a_write_that_arrives_late(store: Store, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(store, "write", copied)
     assert deliver(inbox, body).verdict is Verdict.NEW
     assert list(json.loads(stored(store).steps or "")) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("has_result", [True, False])
+@both_stores
+def test_an_unknown_outcome_that_the_handler_handles(store: Store, has_result: bool) -> None:
+    """If the handler handles the error of a step that must not be repeated, no other step runs, and the
+    message is halted although its block has ended without an error."""
+    inbox, calls = status_inbox(store), Calls()
+
+    def body(claim: Claim) -> Any:
+        with suppress(Failed):
+            claim.step("charge", fail, on_unknown="halt")
+        with pytest.raises(
+            InvalidOption, match="step='mail': nobody knows whether step 'charge' has happened"
+        ):
+            claim.step("mail", called(calls, "mail"))
+        return 1 if has_result else None
+
+    with pytest.raises(InvalidOption, match="step='charge': it raised an error that the block has handled"):
+        deliver(inbox, body)
+    assert (stored(store).status, stored(store).pending_step, calls) == (Status.HALTED, "charge", [])
+    assert deliver(inbox, body).verdict is Verdict.HALTED
+
+
+@both_stores
+def test_a_step_that_outlasts_the_block(store: Store) -> None:
+    """A message whose step still runs in another thread when its block ends has failed. The step's end is not
+    recorded, and the next delivery runs it again."""
+    inbox, begun, go_on = status_inbox(store), threading.Event(), threading.Event()
+    errors: list[BaseException] = []
+
+    def slow() -> None:
+        begun.set()
+        assert go_on.wait(30)
+
+    def step(claim: Claim) -> None:
+        try:
+            claim.step("slow", slow)
+        except LeaseLost as error:
+            errors.append(error)
+
+    def body(claim: Claim) -> None:
+        thread = threading.Thread(target=step, args=[claim])
+        threads.append(thread)
+        thread.start()
+        assert begun.wait(30)
+
+    threads: list[threading.Thread] = []
+    with pytest.raises(InvalidOption, match="step='slow': it was still running when the block ended"):
+        deliver(inbox, body)
+    go_on.set()
+    threads[0].join(30)
+    assert len(errors) == 1
+    assert (stored(store).status, stored(store).steps) == (Status.FAILED, None)
+    assert deliver(inbox, lambda claim: claim.step("slow", lambda: 1)).result == 1

@@ -12,7 +12,7 @@ from typing import Any, Unpack
 
 from inbox._listening.awaited_listener import AwaitedListener
 from inbox._listening.options import ListenerOptions
-from inbox._listening.outcome import Decision, Outcome
+from inbox._listening.outcome import Decision, Outcome, runner_of
 from inbox_outbox_base.checks.extras import brought_by
 from inbox_outbox_base.errors.inbox import InvalidOption
 from inbox_outbox_base.words.incoming import Delivery
@@ -73,8 +73,8 @@ class RabbitConsumer:
         attempt: Callable[[Delivery], int] | None = attrgetter("attempt"),
         **listener: Unpack[ListenerOptions],
     ) -> None:
-        run: Any = getattr(handler, "outcome", handler)
-        if not callable(run) or inspect.iscoroutinefunction(run):
+        run: Any = handler
+        if not callable(run) or inspect.iscoroutinefunction(runner_of(run)):
             raise InvalidOption(
                 f"handler={handler!r}: expected a synchronous function; see AsyncRabbitConsumer"
             )

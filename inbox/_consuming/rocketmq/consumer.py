@@ -11,7 +11,7 @@ from typing import Any, Unpack
 
 from inbox._listening.awaited_listener import AwaitedListener
 from inbox._listening.options import ListenerOptions
-from inbox._listening.outcome import Decision, Outcome
+from inbox._listening.outcome import Decision, Outcome, runner_of
 from inbox._listening.thread_pool import in_thread
 from inbox_outbox_base.brokers.rocketmq import forking
 from inbox_outbox_base.checks.extras import brought_by
@@ -79,8 +79,8 @@ class RocketMQConsumer:
         dead_letter: str | Callable[[Delivery, Decision], Any] | None = None,
         **listener: Unpack[ListenerOptions],
     ) -> None:
-        run: Any = getattr(handler, "outcome", handler)
-        if not callable(run) or inspect.iscoroutinefunction(run):
+        run: Any = handler
+        if not callable(run) or inspect.iscoroutinefunction(runner_of(run)):
             raise InvalidOption(
                 f"handler={handler!r}: expected a synchronous function; see AsyncRocketMQConsumer"
             )
