@@ -13,8 +13,8 @@ from sqlalchemy.exc import DBAPIError
 
 from inbox._memory import Known, Memory, place_of
 from inbox_outbox_base.checks.keys import Key, digest, encode_key, is_mismatch
+from inbox_outbox_base.checks.missing import raise_clearer
 from inbox_outbox_base.databases import taking_statements
-from inbox_outbox_base.databases.missing import raise_clearer
 from inbox_outbox_base.databases.taking import Attempt, KeyBatch, KeyRow, Stored, Taking
 from inbox_outbox_base.errors.blame import OWN
 from inbox_outbox_base.errors.inbox import PolicyConflict, TablesMissing, UnsafeDatabase

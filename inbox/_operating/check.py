@@ -13,8 +13,8 @@ from inbox._status_mode.stores import SqlStore
 from inbox._status_mode.stores.records import Request
 from inbox_outbox_base.checks import options
 from inbox_outbox_base.checks.keys import digest
+from inbox_outbox_base.checks.missing import missing_table
 from inbox_outbox_base.databases import claiming_statements, taking_statements
-from inbox_outbox_base.databases.missing import missing_table
 from inbox_outbox_base.databases.registry import checking, taking
 from inbox_outbox_base.databases.taking import Attempt, KeyBatch, Stored, Taking, at_level
 from inbox_outbox_base.databases.taking_statements import Aging

@@ -13,9 +13,9 @@ from sqlalchemy.exc import DBAPIError
 from inbox._status_mode.stores import Status
 from inbox_outbox_base.calls.retry import retry
 from inbox_outbox_base.checks import options
+from inbox_outbox_base.checks.missing import raise_clearer
 from inbox_outbox_base.checks.retention import SKEW, Retention
 from inbox_outbox_base.databases import taking_statements
-from inbox_outbox_base.databases.missing import raise_clearer
 from inbox_outbox_base.databases.registry import taking
 from inbox_outbox_base.databases.taking import Taking, at_level
 from inbox_outbox_base.databases.taking_statements import Aging

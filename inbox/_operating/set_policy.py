@@ -8,9 +8,9 @@ from sqlalchemy.exc import DBAPIError
 
 from inbox_outbox_base.calls.retry import retry
 from inbox_outbox_base.checks import options
+from inbox_outbox_base.checks.missing import raise_clearer
 from inbox_outbox_base.checks.retention import Retention
 from inbox_outbox_base.databases import taking_statements
-from inbox_outbox_base.databases.missing import raise_clearer
 from inbox_outbox_base.databases.registry import taking
 from inbox_outbox_base.databases.taking import at_level
 from inbox_outbox_base.errors import codes

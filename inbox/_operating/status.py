@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError
 from inbox._status_mode.stores import Status
 from inbox_outbox_base.checks import options
 from inbox_outbox_base.checks.keys import Key, encode_key
-from inbox_outbox_base.databases.missing import is_there, raise_clearer
+from inbox_outbox_base.checks.missing import is_there, raise_clearer
 from inbox_outbox_base.databases.registry import taking
 from inbox_outbox_base.databases.taking import Taking
 from inbox_outbox_base.tables.inbox import Tables, tables

@@ -283,7 +283,7 @@ def end_claim(claim: ClaimBase, error: BaseException | None, delay: Callable[[in
 
 def _judge(claim: ClaimBase, error: BaseException) -> None:
     if claim.verdict is not Verdict.NEW or claim.retry_after is not None:
-        blame.judge(error, blame.Judgement(claim.verdict, claim.retry_after))
+        blame.judge(error, blame.Recorded(claim.verdict, claim.retry_after))
 
 
 def raise_rest(error: BaseException) -> None:

@@ -8,7 +8,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import Connection, Engine, Pool, Table, event
+from sqlalchemy import Connection, Engine, Pool, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import ConnectionPoolEntry
 
@@ -96,13 +96,6 @@ def driver_of(connection: Connection) -> Any:
     if place.is_detached:
         return connection.dialect.get_driver_connection(place.dbapi_connection)
     return place.driver_connection
-
-
-def schema_of(place: Connection | Engine, table: Table) -> str | None:
-    """The schema that statements in this place write before the table's name; None: none."""
-    translated = place.get_execution_options().get("schema_translate_map") or {}
-    found: str | None = translated.get(table.schema, table.schema)
-    return found
 
 
 LEVEL = "inbox_isolation_level"

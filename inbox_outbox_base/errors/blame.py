@@ -85,7 +85,7 @@ def is_worth_another_try(error: BaseException) -> bool:
     return codes.is_passing(error) or (is_own(error) and codes.is_transient(error))
 
 
-class Judgement(NamedTuple):
+class Recorded(NamedTuple):
     """What an inbox of status-table mode has recorded about a message whose handler raised an error."""
 
     verdict: Verdict
@@ -93,14 +93,14 @@ class Judgement(NamedTuple):
     """Seconds after which to deliver the message again; None if it is given up."""
 
 
-def judge(error: BaseException, judgement: Judgement) -> None:
+def judge(error: BaseException, judgement: Recorded) -> None:
     """Let an error carry what was recorded, through whatever code is between an inbox and a listener: the
     message's failures are counted once."""
     for each in groups.leaves(error):
         vars(each)[_JUDGED] = judgement  # an exception may refuse setattr
 
 
-def take_judgement(error: BaseException) -> Judgement | None:
+def take_judgement(error: BaseException) -> Recorded | None:
     """What was recorded about the message for this error, or for the error that caused it (for a group: for
     each of its errors); None if nothing was. It is read once: a program may raise the same object again."""
     found = [_take_judgement(each) for each in groups.leaves(error)]
@@ -110,10 +110,10 @@ def take_judgement(error: BaseException) -> Judgement | None:
     return max(known, key=lambda each: (each.verdict is not Verdict.NEW, each.retry_after or 0.0))
 
 
-def _take_judgement(error: BaseException | None) -> Judgement | None:
+def _take_judgement(error: BaseException | None) -> Recorded | None:
     while error is not None:
         if (found := vars(error).pop(_JUDGED, None)) is not None:
-            judgement: Judgement = found
+            judgement: Recorded = found
             return judgement
         error = error.__cause__
     return None

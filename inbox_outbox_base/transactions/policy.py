@@ -21,9 +21,9 @@ from sqlalchemy import Connection, Row, Transaction
 from sqlalchemy.exc import DBAPIError
 
 from inbox_outbox_base.checks.keys import DIGEST_FORMAT
+from inbox_outbox_base.checks.missing import raise_clearer
 from inbox_outbox_base.checks.retention import Retention
 from inbox_outbox_base.databases import taking_statements
-from inbox_outbox_base.databases.missing import raise_clearer
 from inbox_outbox_base.databases.registry import database_of
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import PolicyConflict

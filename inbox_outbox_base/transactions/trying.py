@@ -8,7 +8,7 @@ from sqlalchemy import Connection, Engine, Table, false, literal, select
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from inbox_outbox_base.databases.missing import raise_clearer
+from inbox_outbox_base.checks.missing import raise_clearer
 from inbox_outbox_base.databases.registry import checking, taking
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import InboxError, InvalidOption, TablesMissing

@@ -8,8 +8,8 @@ from typing import Any, Literal
 from sqlalchemy import Connection, Engine, Select, Table
 
 from inbox_outbox_base.checks import outbox_options
+from inbox_outbox_base.checks.missing import is_there, missing_table
 from inbox_outbox_base.checks.options import MOST_ROWS
-from inbox_outbox_base.databases.missing import is_there, missing_table
 from inbox_outbox_base.errors.outbox import TablesMissing
 from inbox_outbox_base.tables import inbox as inbox_schemas
 from inbox_outbox_base.tables.inbox import Tables

@@ -8,8 +8,8 @@ from uuid import uuid4
 from sqlalchemy import Connection, Engine, func, select
 
 from inbox_outbox_base.checks.catalogue import hidden_rows
+from inbox_outbox_base.checks.missing import missing_table
 from inbox_outbox_base.databases import member_statements
-from inbox_outbox_base.databases.missing import missing_table
 from inbox_outbox_base.databases.registry import checking, relaying
 from inbox_outbox_base.databases.relaying import Relaying
 from inbox_outbox_base.databases.taking import at_level

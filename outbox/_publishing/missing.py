@@ -5,7 +5,7 @@ from typing import NoReturn
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
-from inbox_outbox_base.databases import missing
+from inbox_outbox_base.checks import missing
 from inbox_outbox_base.errors.outbox import TablesMissing
 from outbox.schema import OutboxTables
 

@@ -10,9 +10,9 @@ from uuid import uuid4
 import pyarrow as pa
 from sqlalchemy import Connection, Table, inspect
 
+from inbox_outbox_base.checks.missing import missing_table
 from inbox_outbox_base.databases.loading import Loading
 from inbox_outbox_base.databases.loading_values import Column
-from inbox_outbox_base.databases.missing import missing_table
 from inbox_outbox_base.databases.registry import loading
 from inbox_outbox_base.errors.inbox import TablesMissing
 from inbox_outbox_base.tables.inbox import Tables, tables

@@ -10,9 +10,9 @@ from sqlalchemy import Connection, Engine, StaticPool
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from inbox._memory import history_of
+from inbox_outbox_base.checks.missing import raise_clearer
 from inbox_outbox_base.checks.retention import Retention
 from inbox_outbox_base.databases import claiming_statements
-from inbox_outbox_base.databases.missing import raise_clearer
 from inbox_outbox_base.databases.registry import claiming, taking
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import InvalidOption, StoreUnreachable

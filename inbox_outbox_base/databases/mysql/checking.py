@@ -20,7 +20,7 @@ from inbox_outbox_base.checks.catalogue import (
     wrong_keys,
     wrong_types,
 )
-from inbox_outbox_base.databases.taking import schema_of
+from inbox_outbox_base.checks.missing import schema_of
 from inbox_outbox_base.words.findings import Finding
 
 # The names are converted: tables of information_schema differ in their collations.

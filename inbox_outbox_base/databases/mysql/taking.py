@@ -22,6 +22,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.visitors import InternalTraversal
 
+from inbox_outbox_base.checks.missing import schema_of
 from inbox_outbox_base.databases import taking_statements
 from inbox_outbox_base.databases.taking import (
     Attempt,
@@ -31,7 +32,6 @@ from inbox_outbox_base.databases.taking import (
     State,
     Stored,
     Taking,
-    schema_of,
 )
 from inbox_outbox_base.databases.taking_statements import Aging
 from inbox_outbox_base.errors import codes

@@ -12,6 +12,7 @@ from sqlalchemy.dialects.sqlite import Insert, insert
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.elements import ColumnElement
 
+from inbox_outbox_base.checks.missing import schema_of
 from inbox_outbox_base.checks.samples import name_of
 from inbox_outbox_base.databases import taking_statements
 from inbox_outbox_base.databases.taking import (
@@ -22,7 +23,6 @@ from inbox_outbox_base.databases.taking import (
     Taking,
     driver_of,
     pooled,
-    schema_of,
 )
 from inbox_outbox_base.databases.taking_statements import Aging
 from inbox_outbox_base.errors import codes

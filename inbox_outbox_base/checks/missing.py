@@ -8,8 +8,6 @@ from sqlalchemy.exc import DBAPIError
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import TablesMissing
 
-from .taking import schema_of
-
 
 def raise_clearer(
     place: Connection | Engine, table: Table, error: DBAPIError, clearer: type[TablesMissing] = TablesMissing
@@ -28,3 +26,10 @@ def is_there(place: Connection | Engine, table: Table) -> bool:
 def missing_table(table: Table) -> str:
     """The error text for a missing table."""
     return f"table {table.fullname} is not in this database; create it with `inbox-outbox migrate --url URL`"
+
+
+def schema_of(place: Connection | Engine, table: Table) -> str | None:
+    """The schema that statements in this place write before the table's name; None: none."""
+    translated = place.get_execution_options().get("schema_translate_map") or {}
+    found: str | None = translated.get(table.schema, table.schema)
+    return found
