@@ -24,11 +24,13 @@ from inbox_outbox_base.words.outgoing import (
     Unavailable,
     Unknown,
 )
+from inbox_outbox_base.words.overviews import Count, DatabaseOverview, OldestSnapshot, TableOverview
 from outbox._operating.actions import drop, pause, purge_dead, resume, retry, retry_all
 from outbox._operating.audit import Audit, audit
 from outbox._operating.audit_parts import Missing
 from outbox._operating.bucket_count import set_bucket_count
 from outbox._operating.check import check
+from outbox._operating.overview import OutboxOverview, TopicOverview, overview
 from outbox._operating.peek import peek
 from outbox._operating.status import GenerationStatus, OutboxStatus, RelayStatus, is_drained, status
 from outbox._operating.stored_message import MessageState, StoredMessage
@@ -50,6 +52,8 @@ __all__ = [
     "AsyncRouter",
     "Audit",
     "CheckReport",
+    "Count",
+    "DatabaseOverview",
     "DirectDelivery",
     "Envelope",
     "Finding",
@@ -57,7 +61,9 @@ __all__ = [
     "Message",
     "MessageState",
     "Missing",
+    "OldestSnapshot",
     "Outbox",
+    "OutboxOverview",
     "OutboxStatus",
     "Outcome",
     "Publisher",
@@ -66,6 +72,8 @@ __all__ = [
     "RelayStatus",
     "Router",
     "StoredMessage",
+    "TableOverview",
+    "TopicOverview",
     "Unavailable",
     "Unknown",
     "audit",
@@ -73,6 +81,7 @@ __all__ = [
     "drop",
     "errors",
     "is_drained",
+    "overview",
     "pause",
     "peek",
     "purge_dead",

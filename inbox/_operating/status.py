@@ -11,7 +11,7 @@ from inbox._status_mode.stores import Status
 from inbox_outbox_base.checks import options
 from inbox_outbox_base.checks.keys import Key, encode_key
 from inbox_outbox_base.checks.missing import is_there, raise_clearer
-from inbox_outbox_base.databases.registry import taking
+from inbox_outbox_base.databases.registry import looking, taking
 from inbox_outbox_base.databases.taking import Taking
 from inbox_outbox_base.tables.inbox import Tables, tables
 from inbox_outbox_base.transactions.connect import connected
@@ -86,7 +86,7 @@ def _status(connection: Connection, database: Taking, all_tables: Tables) -> lis
     found, size = dict[str, dict[str, Any]](), 0
     if all_tables.message in modes:
         found = _counts(connection, all_tables, database.now(connection) - RATE_WINDOW)
-        size = database.size(connection, all_tables)
+        _, size = looking(connection.dialect.name).sizes(connection, [all_tables.message])
     total = sum(row["rows"] for row in found.values())
     return [
         ConsumerStatus(

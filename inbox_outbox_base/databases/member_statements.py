@@ -219,7 +219,8 @@ def take(tables: OutboxTables) -> Update:
 @cache
 def free_all(tables: OutboxTables) -> Update:
     """Free all buckets of a relay."""
-    return update(tables.bucket).where(tables.bucket.c.epoch == bindparam("epoch_")).values(epoch=null())
+    mine = tables.bucket.c.epoch == bindparam("epoch_")
+    return update(tables.bucket).where(mine).values(epoch=null(), freed_at=utcnow())
 
 
 @cache

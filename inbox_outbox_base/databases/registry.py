@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # at run time imported on first use
 
     from .claiming import Claiming
     from .loading import Loading
+    from .looking import Looking
     from .notifying import Notifying
     from .relaying import Relaying
     from .taking import Taking
@@ -88,6 +89,16 @@ def loading(dialect: str) -> "Loading":
         UnsupportedDatabase: a dialect that is not proven.
     """
     return _class("loading", dialect)()  # type: ignore[no-any-return]
+
+
+@cache
+def looking(dialect: str) -> "Looking":
+    """What operators ask a database about itself.
+
+    Raises:
+        UnsupportedDatabase: a dialect that is not proven.
+    """
+    return _class("looking", dialect)()  # type: ignore[no-any-return]
 
 
 def migrating(dialect: str) -> "Migrating":

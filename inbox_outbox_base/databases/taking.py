@@ -283,10 +283,6 @@ class Taking(ABC):
         return 0, None
 
     @abstractmethod
-    def size(self, connection: Connection, tables: Tables) -> int:
-        """Bytes on disk of the table and its indexes."""
-
-    @abstractmethod
     def risks(self, connection: Connection) -> list[str]:
         """Settings, with their values, that let the database lose committed data in a crash."""
 

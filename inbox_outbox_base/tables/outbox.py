@@ -15,6 +15,7 @@ from sqlalchemy import (
     String,
     Table,
     literal_column,
+    or_,
 )
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import DDLCompiler
@@ -144,7 +145,7 @@ def _message(metadata: MetaData) -> Table:
     for name, rule in MESSAGE_RULES.items():
         message.append_constraint(CheckConstraint(rule, name=f"outbox_message_{name}"))
     # If the primary key begins with the bucket, this index holds only the few messages that were sent.
-    was_sent = message.c.state != literal_column("'pending'")
+    was_sent = or_(message.c.state != literal_column("'pending'"), message.c.attempts > literal_column("0"))
     Index("outbox_message_bucket", message.c.bucket, message.c.sequence, **where(was_sent))
     return message
 
@@ -221,7 +222,7 @@ def _bucket(metadata: MetaData) -> Table:
     New messages go to the last generation that is in use: a generation without `added_at` is still being
     added, except for the first one, which never has it. The numbers of a generation and of its buckets are
     drawn at random: a database that has lost a generation, in a restore or a failover, gives its numbers to
-    no other one."""
+    no other one. `freed_at` says when a relay last left the bucket to others, by its end or its loss."""
     bucket = Table(
         "outbox_bucket",
         metadata,
@@ -231,6 +232,7 @@ def _bucket(metadata: MetaData) -> Table:
         Column("mark_origin", String(255)),
         Column("generation", BigInteger, nullable=False, server_default="1"),
         Column("added_at", UtcDateTime),
+        Column("freed_at", UtcDateTime),
         PrimaryKeyConstraint("bucket", name="outbox_bucket_pkey"),
         **options(),
     )

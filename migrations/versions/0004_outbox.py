@@ -92,7 +92,7 @@ def upgrade() -> None:
         "outbox_message",
         ["bucket", "sequence"],
         schema=schema,
-        **where(sa.text("state <> 'pending'")),
+        **where(sa.text("state <> 'pending' OR attempts > 0")),
     )
     op.create_table(
         "outbox_delayed",
@@ -144,6 +144,7 @@ def upgrade() -> None:
         sa.Column("mark_origin", sa.String(255)),
         sa.Column("generation", sa.BigInteger, nullable=False, server_default="1"),
         sa.Column("added_at", plain_time()),
+        sa.Column("freed_at", plain_time()),
         sa.PrimaryKeyConstraint("bucket", name="outbox_bucket_pkey"),
         **given,
     )

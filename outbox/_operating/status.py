@@ -145,7 +145,7 @@ def _status(connection: Connection, tables: OutboxTables, most: int | None) -> O
     alive = {row.epoch for row in relays if row.lease_until >= row.now}
     known = generations(connection, tables) if owners else []
     empty = gaps(known)
-    stray = _count_in(connection, tables.message, empty, most)
+    stray = count_in(connection, tables.message, empty, most)
     marks = {} if stray else relaying(connection.dialect.name, tables).marks(connection)
     line = _Line(connection, tables, {row.bucket: marks.get(row.bucket, 0) for row in owners}, most)
     delayed, delayed_is_estimate = _count(connection, tables.delayed, most)
@@ -158,12 +158,12 @@ def _status(connection: Connection, tables: OutboxTables, most: int | None) -> O
         **counts,
         estimated=tuple(estimated),
         oldest_age=line.oldest_age,
-        relays=tuple(_relay(row) for row in relays),
+        relays=tuple(relay_status(row) for row in relays),
         buckets=next((len(each.buckets) for each in reversed(known) if each.is_open), 0),
         unowned=sum(row.epoch not in alive for row in owners),
         paused=tuple(sorted(connection.execute(relaying_statements.paused(tables)).scalars())),
-        generations=tuple(_generations(connection, tables, known, most)),
-        stray=stray + (0 if delayed_is_estimate else _count_in(connection, tables.delayed, empty, most)),
+        generations=tuple(generation_status(connection, tables, known, most)),
+        stray=stray + (0 if delayed_is_estimate else count_in(connection, tables.delayed, empty, most)),
     )
 
 
@@ -236,13 +236,13 @@ def _estimated(connection: Connection, table: Table, least: int) -> int:
     return max(least, relaying(connection.dialect.name, tables(table.schema)).estimate(connection, table))
 
 
-def _count_in(connection: Connection, table: Table, places: Sequence[range], most: int | None) -> int:
+def count_in(connection: Connection, table: Table, places: Sequence[range], most: int | None) -> int:
     """The number of rows in these buckets; in each range up to a limit."""
     questions = ({"first": each.start, "last": each.stop - 1, "limit": most or _NO_LIMIT} for each in places)
     return sum(connection.execute(statements.count_between(table), each).scalar_one() for each in questions)
 
 
-def _generations(
+def generation_status(
     connection: Connection, tables: OutboxTables, known: Sequence[Generation], most: int | None
 ) -> Iterator[GenerationStatus]:
     times = {row.generation: row.added_at for row in connection.execute(statements.added_at(tables))}
@@ -250,11 +250,11 @@ def _generations(
         messages = None
         if len(known) > 1:
             both = (tables.message, tables.delayed)
-            messages = sum(_count_in(connection, table, [each.buckets], most) for table in both)
+            messages = sum(count_in(connection, table, [each.buckets], most) for table in both)
         yield GenerationStatus(each.number, len(each.buckets), times.get(each.number), messages)
 
 
-def _relay(row: Row[Any]) -> RelayStatus:
+def relay_status(row: Row[Any]) -> RelayStatus:
     sending = json.loads(row.sending or "{}")
     return RelayStatus(
         name=row.name,

@@ -323,7 +323,7 @@ def fill(engine: Engine) -> None:
 def test_new_tables_have_their_buckets(database: Database) -> None:
     """However the tables were created, the buckets exist and none is owned."""
     engine, bucket = database.engine(), tables().outbox.bucket
-    expected = [(number, None, None, None, 1, None) for number in range(BUCKETS)]
+    expected = [(number, None, None, None, 1, None, None) for number in range(BUCKETS)]
     for make in (metadata.create_all, migration.migrate):
         make(engine)
         with engine.connect() as connection:

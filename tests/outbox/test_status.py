@@ -4,7 +4,7 @@ import pytest
 from sqlalchemy import Engine, insert, text, update
 
 import outbox
-from outbox import MessageState, Outbox, OutboxStatus, Outcome, Refused, Relay, Unavailable, Unknown
+from outbox import MessageState, Outbox, OutboxStatus, Refused, Relay, Unavailable
 from outbox.errors import InvalidOption, TablesMissing, WrongState
 from tests.support.database import Database
 from tests.support.on_servers import on
@@ -13,8 +13,8 @@ from tests.support.outbox_publishers import (
     Recorder,
     due_unmoved,
     due_unsent,
+    in_every_state,
     let_leases_end,
-    name_of,
     publish,
     relay,
 )
@@ -25,21 +25,6 @@ STATES = ("pending", "waiting", "unknown", "held", "delayed", "dead")
 @pytest.fixture
 def engine(migrated: Database) -> Engine:
     return migrated.engine()
-
-
-def in_every_state(engine: Engine) -> None:
-    """One delayed and one dead message, one in each other state, and one behind each message that blocks its
-    key."""
-    publish(engine, "d1", delay=3_600)
-    publish(engine, "x1")
-    relay(engine, Recorder({"x1": [Refused("never")]}))
-    publish(engine, "w1", "w2", "u1", "u2", "h1", "h2")
-    outcomes: dict[str, Outcome] = {
-        "w1": Unavailable("full", 3_600.0),
-        "u1": Unknown("silence"),
-        "h1": Refused("no"),
-    }
-    relay(engine, Recorder(lambda message: outcomes[name_of(message)]), after_dead="hold")
 
 
 def counts(found: OutboxStatus) -> dict[str, int]:

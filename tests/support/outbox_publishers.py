@@ -11,7 +11,18 @@ from typing import Any, ClassVar
 from sqlalchemy import Engine, Row, Table, func, select, update
 
 from inbox_outbox_base.databases.taking_statements import clock
-from outbox import Accepted, Envelope, Message, Outbox, Outcome, Relay, pause
+from outbox import (
+    Accepted,
+    Envelope,
+    Message,
+    Outbox,
+    Outcome,
+    Refused,
+    Relay,
+    Unavailable,
+    Unknown,
+    pause,
+)
 from outbox.schema import tables
 
 ACCEPTED = Accepted()
@@ -132,6 +143,21 @@ def due_unmoved(engine: Engine, *names: str, hours: float, ago: float) -> dateti
 def relay(engine: Engine, publisher: Any, **options: Any) -> int:
     """Relay everything that can be sent, with a new relay."""
     return Relay(engine, publisher, **options).run_once()
+
+
+def in_every_state(engine: Engine) -> None:
+    """One delayed and one dead message, one in each other state, and one behind each message that blocks its
+    key, all of the topic "orders"."""
+    publish(engine, "d1", delay=3_600)
+    publish(engine, "x1")
+    relay(engine, Recorder({"x1": [Refused("never")]}))
+    publish(engine, "w1", "w2", "u1", "u2", "h1", "h2")
+    outcomes: dict[str, Outcome] = {
+        "w1": Unavailable("full", 3_600.0),
+        "u1": Unknown("silence"),
+        "h1": Refused("no"),
+    }
+    relay(engine, Recorder(lambda message: outcomes[name_of(message)]), after_dead="hold")
 
 
 def waiting(engine: Engine) -> dict[str, Row[Any]]:

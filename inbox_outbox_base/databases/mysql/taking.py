@@ -22,7 +22,6 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.visitors import InternalTraversal
 
-from inbox_outbox_base.checks.missing import schema_of
 from inbox_outbox_base.databases import taking_statements
 from inbox_outbox_base.databases.taking import (
     Attempt,
@@ -66,10 +65,6 @@ _END_BRIEFLY = text(
     "SESSION lock_wait_timeout = @inbox_own_table_wait"
 )
 _ROLLS_BACK_ON_TIMEOUT = text("SELECT @@innodb_rollback_on_timeout")
-_SIZE = text(
-    "SELECT data_length + index_length FROM information_schema.tables "
-    "WHERE table_schema = coalesce(:schema, database()) AND table_name = :name"
-)
 
 
 class TellingInsert(Insert):
@@ -243,10 +238,6 @@ class MySQLTaking(Taking):
         except DBAPIError as error:
             self._raise_unless_timed_out(connection, error)
             raise
-
-    def size(self, connection: Connection, tables: Tables) -> int:
-        given = {"schema": schema_of(connection, tables.message), "name": tables.message.name}
-        return int(connection.execute(_SIZE, given).scalar_one())
 
     def unusable_setting(self, driver: Any) -> str | None:
         return settings.unusable(driver)

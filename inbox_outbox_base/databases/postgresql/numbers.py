@@ -154,7 +154,7 @@ def running() -> Select[Any]:
     return select(locks.c.virtualtransaction).where(others).distinct()
 
 
-def _parts(of: Table) -> Subquery:
+def parts(of: Table) -> Subquery:
     """The table and its partitions: a partitioned table has no pages and no size of its own."""
     itself = relation(of)
     tree = func.pg_partition_tree(itself).table_valued(column("relid", REGCLASS), name="tree")
@@ -164,7 +164,7 @@ def _parts(of: Table) -> Subquery:
 @cache
 def pages(of: Table) -> Select[Any]:
     """How many pages a table has, or its largest partition."""
-    return select(func.max(func.pg_relation_size(_parts(of).c.relid)) / _block_size())
+    return select(func.max(func.pg_relation_size(parts(of).c.relid)) / _block_size())
 
 
 def _block_size() -> ColumnElement[Any]:
@@ -174,18 +174,13 @@ def _block_size() -> ColumnElement[Any]:
 @cache
 def density(of: Table) -> Select[Any]:
     """The rows at the last ANALYZE or VACUUM, in proportion to the current number of pages."""
-    part = _parts(of)
+    part = parts(of)
     names = ("oid", "reltuples", "relpages")
     statistics = table("pg_class", *(column(each) for each in names))
     now = func.pg_relation_size(part.c.relid) / _block_size()
     of_page = statistics.c.reltuples / func.nullif(statistics.c.relpages, 0)
     rows = func.sum(func.coalesce(of_page * now, 0))
     return select(rows).select_from(statistics.join(part, part.c.relid == statistics.c.oid))
-
-
-def size(of: Table) -> Select[Any]:
-    """The bytes of a table with its indexes, partitions included."""
-    return select(func.sum(func.pg_total_relation_size(_parts(of).c.relid)))
 
 
 @cache

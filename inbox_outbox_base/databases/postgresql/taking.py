@@ -23,7 +23,6 @@ from inbox_outbox_base.tables.inbox import Tables
 
 from . import settings
 from .as_text import execute
-from .numbers import size
 from .taking_statements import (
     MARK,
     REPORTED,
@@ -149,9 +148,6 @@ class PostgreSQLTaking(Taking):
         if until <= last:
             return deleted, [_Stretch(partition, f"({until},0)", last), *others]
         return deleted, others or None
-
-    def size(self, connection: Connection, tables: Tables) -> int:
-        return int(connection.execute(size(tables.message)).scalar_one())
 
     def risks(self, connection: Connection) -> list[str]:
         return list(connection.scalars(_RISKS))

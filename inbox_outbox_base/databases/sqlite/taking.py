@@ -12,7 +12,6 @@ from sqlalchemy.dialects.sqlite import Insert, insert
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.elements import ColumnElement
 
-from inbox_outbox_base.checks.missing import schema_of
 from inbox_outbox_base.checks.samples import name_of
 from inbox_outbox_base.databases import taking_statements
 from inbox_outbox_base.databases.taking import (
@@ -97,15 +96,6 @@ class SQLiteTaking(Taking):
         self, connection: Connection, aging: Aging, parameters: dict[str, Any]
     ) -> list[datetime]:
         return list(connection.execute(delete_batch(aging), parameters).scalars())
-
-    def size(self, connection: Connection, tables: Tables) -> int:
-        schema = schema_of(connection, tables.message) or "main"
-        file = connection.dialect.identifier_preparer.quote_identifier(schema)
-        pages, size = (
-            connection.exec_driver_sql(f"PRAGMA {file}.{what}").scalar_one()
-            for what in ("page_count", "page_size")
-        )
-        return int(pages) * int(size)
 
     def unusable_setting(self, driver: Any) -> str | None:
         if driver.row_factory not in (None, sqlite3.Row):

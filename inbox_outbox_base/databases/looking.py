@@ -1,0 +1,35 @@
+"""The contract between an operator's overview and the databases: sizes, statistics and old snapshots."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from sqlalchemy import Connection, Table, select
+
+from inbox_outbox_base.tables.columns import utcnow
+from inbox_outbox_base.words.overviews import DatabaseOverview, OldestSnapshot, TableOverview
+
+
+class Looking(ABC):
+    """One subclass for each database. Each call costs the same, however many rows there are."""
+
+    @abstractmethod
+    def sizes(self, connection: Connection, tables: Sequence[Table]) -> tuple[list[TableOverview], int]:
+        """The tables on disk, and how many bytes they take together."""
+
+    @abstractmethod
+    def oldest_snapshot(self, connection: Connection) -> tuple[OldestSnapshot | None, str | None]:
+        """Who holds the oldest snapshot, if anybody; and what this role cannot see, if anything."""
+
+    def look(self, connection: Connection, tables: Sequence[Table]) -> DatabaseOverview:
+        """The database, with these tables."""
+        found, size = self.sizes(connection, tables)
+        snapshot, unseen = self.oldest_snapshot(connection)
+        now = connection.execute(select(utcnow())).scalar_one()
+        return DatabaseOverview(name_of(connection), now, tuple(found), size, snapshot, unseen)
+
+
+def name_of(connection: Connection) -> str:
+    """The database behind a connection, without user and password."""
+    url = connection.engine.url
+    place = f"{url.host}{f':{url.port}' if url.port else ''}/" if url.host else ""
+    return f"{url.get_backend_name()} {place}{url.database or ''}".strip()

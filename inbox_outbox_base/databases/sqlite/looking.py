@@ -1,0 +1,25 @@
+"""SQLite: one file, no statistics, and no sessions that a server knows."""
+
+from collections.abc import Sequence
+
+from sqlalchemy import Connection, Table
+
+from inbox_outbox_base.checks.missing import schema_of
+from inbox_outbox_base.databases.looking import Looking
+from inbox_outbox_base.words.overviews import OldestSnapshot, TableOverview
+
+
+class SQLiteLooking(Looking):
+    """The file."""
+
+    def sizes(self, connection: Connection, tables: Sequence[Table]) -> tuple[list[TableOverview], int]:
+        schema = schema_of(connection, tables[0]) or "main"
+        file = connection.dialect.identifier_preparer.quote_identifier(schema)
+        pages, size = (
+            connection.exec_driver_sql(f"PRAGMA {file}.{what}").scalar_one()
+            for what in ("page_count", "page_size")
+        )
+        return [TableOverview(each.name, None, None) for each in tables], int(pages) * int(size)
+
+    def oldest_snapshot(self, connection: Connection) -> tuple[OldestSnapshot | None, str | None]:
+        return None, None

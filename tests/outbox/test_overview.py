@@ -1,0 +1,178 @@
+"""The outbox on an operator's first page."""
+
+from datetime import timedelta
+
+import pytest
+from sqlalchemy import Engine, text
+
+import outbox
+from inbox_outbox_base.tables.outbox import OUTBOX
+from outbox import Count, OutboxOverview, Refused, Relay, Unavailable
+from outbox.errors import InvalidOption, TablesMissing
+from tests.support.database import Database
+from tests.support.filling import FAILED, TOPICS, fill_outbox
+from tests.support.on_servers import WITH_WRITERS, on
+from tests.support.outbox_publishers import (
+    Recorder,
+    due_unmoved,
+    in_every_state,
+    let_leases_end,
+    publish,
+    relay,
+    waiting,
+)
+from tests.support.reads import recorded, rows_read, scans
+
+STATES = ("pending", "waiting", "unknown", "held", "delayed", "dead")
+MILLION = 1_000_000
+
+
+@pytest.fixture
+def engine(migrated: Database) -> Engine:
+    return migrated.engine()
+
+
+def counts(found: OutboxOverview) -> dict[str, str]:
+    return {state: str(getattr(found, state)) for state in STATES}
+
+
+def test_an_empty_outbox(engine: Engine) -> None:
+    """Nothing waits, and nobody has ever sent anything: all counts are exact."""
+    found = outbox.overview(engine)
+    assert set(counts(found).values()) == {"0"}
+    assert (found.topics, found.relays, found.no_relay_since, found.oldest_age) == ((), (), None, None)
+    assert (found.buckets, found.unowned, found.stray, found.has_more_topics) == (64, 64, Count(0), False)
+
+
+def test_it_agrees_with_the_status(engine: Engine) -> None:
+    """A small outbox is counted exactly: each message once, and the same as `status` says."""
+    in_every_state(engine)
+    found, status = outbox.overview(engine), outbox.status(engine)
+    assert counts(found) == {state: str(getattr(status, state)) for state in STATES}
+    assert found.oldest_age is not None
+    assert status.oldest_age is not None
+    assert 0 <= status.oldest_age - found.oldest_age < 60
+
+
+def test_a_topic_says_why_it_waits(engine: Engine) -> None:
+    """A topic names its oldest failed message with its error, and when it is sent again; what waits for
+    somebody comes first."""
+    publish(engine, "a1", "b1", topic="mail")
+    publish(engine, "c1", "d1", topic="sms")
+    publish(engine, "e1", topic="fax")
+    answers = {"a1": [Unavailable("the queue is full", 3_600.0)], "c1": [Refused("no such number")]}
+    relay(engine, Recorder(answers), after_dead="hold")
+    publish(engine, "a2", topic="mail")
+    outbox.pause(engine, "mail")
+    sms, mail = outbox.overview(engine).topics
+    assert (sms.topic, sms.held, sms.held_keys, sms.pending, sms.is_paused) == (
+        *("sms", Count(1), Count(1), Count(0), False),
+    )
+    assert (mail.topic, mail.waiting, mail.pending, mail.is_paused) == ("mail", Count(1), Count(1), True)
+    rows = waiting(engine)
+    assert (mail.error, mail.error_id) == ("the queue is full", rows["a1"].id)
+    assert (sms.error, sms.error_id) == ("no such number", rows["c1"].id)
+    assert mail.retry_at == rows["a1"].retry_at
+    assert (sms.retry_at, sms.oldest_age) == (None, None)
+    assert mail.oldest_age is not None
+
+
+def test_dead_letters_by_topic(engine: Engine) -> None:
+    """A topic of which nothing else is left shows its dead letters and the newest one's error."""
+    publish(engine, "a1", "b1", topic="mail")
+    relay(engine, Recorder({"a1": [Refused("too long")], "b1": [Refused("too long")]}))
+    (mail,) = outbox.overview(engine).topics
+    assert (mail.topic, mail.dead, mail.error, mail.pending) == ("mail", Count(2), "too long", Count(0))
+
+
+@on("sqlite")
+def test_a_delayed_message_that_is_due(engine: Engine) -> None:
+    """It counts for the oldest age, as no relay has moved it."""
+    due_unmoved(engine, "a1", hours=24, ago=0.5)
+    found = outbox.overview(engine)
+    assert found.next_due is not None
+    assert found.oldest_age == pytest.approx(1_800, abs=60)
+
+
+def test_since_when_no_relay_runs(engine: Engine) -> None:
+    """After a relay's normal end, and after its loss, it is known since when nobody sends; buckets of a lost
+    relay count as those of none."""
+    seen: list[OutboxOverview] = []
+
+    class Looking(Recorder):
+        def send(self, batch):  # type: ignore[no-untyped-def]
+            seen.append(outbox.overview(engine))
+            let_leases_end(engine)
+            seen.append(outbox.overview(engine))
+            return super().send(batch)
+
+    publish(engine, "a1")
+    Relay(engine, Looking(), name="one").run_once()
+    running, lost = seen
+    assert (running.no_relay_since, running.unowned, running.relays[0].name) == (None, 0, "one")
+    assert lost.unowned == 64
+    assert lost.no_relay_since == pytest.approx(
+        lost.database.now - timedelta(days=1), abs=timedelta(minutes=5)
+    )
+    ended = outbox.overview(engine)
+    assert ended.no_relay_since is not None
+    assert timedelta() <= ended.database.now - ended.no_relay_since < timedelta(minutes=5)
+
+
+@on(*WITH_WRITERS)
+def test_who_holds_the_oldest_snapshot(migrated: Database, engine: Engine) -> None:
+    """The session is named; the database's name has no password. A role that may not see others is told
+    which right it needs."""
+    with migrated.engine(isolation_level="REPEATABLE READ").connect() as other:
+        other.execute(text("SELECT count(*) FROM outbox_message"))
+        found = outbox.overview(engine).database
+        assert found.oldest_snapshot is not None
+        assert found.oldest_snapshot.holder.startswith("session ")
+        assert found.oldest_snapshot.since is not None
+        assert found.now - found.oldest_snapshot.since < timedelta(minutes=5)
+        assert found.unseen is None
+    password = migrated.url.password
+    assert migrated.url.database is not None
+    assert migrated.url.database in found.name
+    assert password is None or password not in found.name
+
+
+def test_tables_on_disk(engine: Engine) -> None:
+    """It lists the outbox's tables; their sizes are part of the whole."""
+    found = outbox.overview(engine).database
+    assert {each.name for each in found.tables} == {*OUTBOX}
+    assert found.bytes > 0
+    if engine.dialect.name == "sqlite":
+        assert {each.bytes for each in found.tables} == {None}
+    else:
+        assert found.bytes == sum(each.bytes or 0 for each in found.tables)
+
+
+@on(*("postgresql", "mariadb"))
+def test_a_million_messages(engine: Engine) -> None:
+    """It reads some ten thousand rows of a million, by indexes; each number says how precise it is."""
+    fill_outbox(engine, MILLION)
+    with recorded(engine) as statements:
+        found = outbox.overview(engine)
+    assert found.pending.precision == "estimate"
+    assert 0.8 * MILLION < found.pending.number < 1.2 * MILLION
+    assert found.dead == Count(10_000, "at least")
+    assert len(found.topics) == TOPICS
+    assert {each.error for each in found.topics} == {"no answer"}
+    if engine.dialect.name == "postgresql":
+        assert found.unknown == Count(len(range(7, MILLION, FAILED)))
+        read = [scan for each in statements for scan in scans(engine, *each)]
+        assert not [scan for scan in read if scan[0] == "Seq Scan" and scan[2] > 10_000]
+        assert sum(rows for _, _, rows, _ in read) < 60_000
+    else:
+        assert found.unknown.precision == "at least"
+        assert rows_read(engine, outbox.overview) < 60_000
+
+
+@on("sqlite")
+def test_bad_arguments(database: Database) -> None:
+    """Not an Engine, or a database without the tables."""
+    with pytest.raises(InvalidOption, match="engine=str"):
+        outbox.overview("postgresql://")  # type: ignore[arg-type]
+    with pytest.raises(TablesMissing):
+        outbox.overview(database.engine())
