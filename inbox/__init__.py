@@ -22,6 +22,7 @@ from inbox._listening.async_listener import AsyncListener
 from inbox._listening.listener import Listener
 from inbox._listening.outcome import Action, Decision, Decisions, Outcome
 from inbox._operating.check import check
+from inbox._operating.overview import ConsumerOverview, InboxOverview, overview
 from inbox._operating.purge import Purged, purge
 from inbox._operating.repair import discard, list_messages, release, resolve_step, retry, show_message
 from inbox._operating.set_policy import set_policy
@@ -40,6 +41,7 @@ from inbox_outbox_base.monitoring.log import LogEvents
 from inbox_outbox_base.transactions.policy import Policy
 from inbox_outbox_base.words.findings import CheckReport, Finding
 from inbox_outbox_base.words.incoming import Delivery, Verdict, message_id, message_key
+from inbox_outbox_base.words.overviews import Count, DatabaseOverview, OldestSnapshot, TableOverview
 
 from . import errors, schema
 
@@ -52,7 +54,10 @@ __all__ = [
     "Backoff",
     "CheckReport",
     "Claim",
+    "ConsumerOverview",
     "ConsumerStatus",
+    "Count",
+    "DatabaseOverview",
     "Decision",
     "Decisions",
     "Delivery",
@@ -60,10 +65,12 @@ __all__ = [
     "EventKind",
     "Finding",
     "Inbox",
+    "InboxOverview",
     "Key",
     "Listener",
     "LogEvents",
     "Message",
+    "OldestSnapshot",
     "Outcome",
     "Policy",
     "Purged",
@@ -74,6 +81,7 @@ __all__ = [
     "Status",
     "StatusInbox",
     "Store",
+    "TableOverview",
     "Taken",
     "Verdict",
     "Work",
@@ -84,6 +92,7 @@ __all__ = [
     "list_messages",
     "message_id",
     "message_key",
+    "overview",
     "purge",
     "release",
     "resolve_step",

@@ -35,7 +35,7 @@ NAMESPACES = (
     "outbox.testing",
     "spark.errors",
 )
-LONGEST_CONTENTS_PAGE = 50
+LONGEST_CONTENTS_PAGE = 60
 ERROR = re.compile(r"^(?P<lead>[│ ├└─]*)(?P<name>[A-Z]\w+)(?:\s+\((?P<also>\w+)\))?")
 
 
@@ -50,7 +50,10 @@ def test_the_names_are_fixed() -> None:
         "Backoff",
         "CheckReport",
         "Claim",
+        "ConsumerOverview",
         "ConsumerStatus",
+        "Count",
+        "DatabaseOverview",
         "Decision",
         "Decisions",
         "Delivery",
@@ -58,10 +61,12 @@ def test_the_names_are_fixed() -> None:
         "EventKind",
         "Finding",
         "Inbox",
+        "InboxOverview",
         "Key",
         "Listener",
         "LogEvents",
         "Message",
+        "OldestSnapshot",
         "Outcome",
         "Policy",
         "Purged",
@@ -72,6 +77,7 @@ def test_the_names_are_fixed() -> None:
         "Status",
         "StatusInbox",
         "Store",
+        "TableOverview",
         "Taken",
         "Verdict",
         "Work",
@@ -82,6 +88,7 @@ def test_the_names_are_fixed() -> None:
         "list_messages",
         "message_id",
         "message_key",
+        "overview",
         "purge",
         "release",
         "resolve_step",
@@ -172,7 +179,7 @@ def test_everything_else_is_private(package: str) -> None:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_contents_pages_are_short(package: str) -> None:
-    """Every `__init__.py` is a contents page: at most 50 lines, not counting the names in `__all__`."""
+    """Every `__init__.py` is a contents page: at most 60 lines, not counting the names in `__all__`."""
     pages = list((ROOT / package).rglob("__init__.py"))
     assert pages
     for page in pages:

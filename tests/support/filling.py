@@ -18,6 +18,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.elements import ColumnElement
 
+from inbox import schema
 from outbox.schema import tables
 
 TABLES = tables()
@@ -77,3 +78,25 @@ def analyse(engine: Engine, *tables: Table) -> None:
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         for table in tables:
             connection.execute(text(f"{command} {table.name}"))
+
+
+def fill_inbox(engine: Engine, rows: int) -> None:
+    """Keys of one consumer, and as many dead messages of another one in status-table mode."""
+    tables = schema.tables()
+    n = numbers(rows)
+    number = cast(n, String(20))
+    claim = literal(bytes(16), LargeBinary)
+    key = {"key": literal("k-") + number, "claim": claim}
+    _insert(engine, tables.message, {"consumer": literal("billing"), **key}, n)
+    content = {
+        "consumer": literal("orders"),
+        **key,
+        "status": literal("dead"),
+        "token": literal(1),
+        "owner": literal("worker"),
+        "attempts_started": literal(1),
+        "attempts_finished": literal(1),
+        "error": literal("no"),
+    }
+    _insert(engine, tables.status, content, n)
+    analyse(engine, tables.message, tables.status)

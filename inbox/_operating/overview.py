@@ -1,0 +1,191 @@
+"""The inbox on an operator's first page, bounded at any number of keys."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import CompoundSelect, Connection, Engine, Table
+
+from inbox._status_mode.stores import Status
+from inbox_outbox_base.checks.missing import is_there, missing_table
+from inbox_outbox_base.checks.retention import MARGIN, Retention
+from inbox_outbox_base.databases import taking_statements
+from inbox_outbox_base.databases.registry import looking, taking
+from inbox_outbox_base.databases.taking import at_level
+from inbox_outbox_base.errors.inbox import TablesMissing
+from inbox_outbox_base.tables.inbox import Tables, tables
+from inbox_outbox_base.transactions.connect import connected, transacted
+from inbox_outbox_base.transactions.policy import DEAD_RETENTION, Policy, look
+from inbox_outbox_base.transactions.safety import check_sees_all
+from inbox_outbox_base.words.overviews import Count, DatabaseOverview
+
+from . import overview_statements
+
+TAKEN_WINDOW = timedelta(hours=1)
+_COUNTED = 1_000
+"""The most messages counted in each status, and of loads and rejected rows."""
+_TAKEN, _LEAST_TAKEN = 20_000, 100
+"""The most keys counted of all consumers, and at least of each one."""
+_CONSUMERS, _TOGETHER = 100, 20
+"""The most consumers, and those about which one statement asks."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerOverview:
+    """One consumer, in both modes."""
+
+    consumer: str
+    policy: Policy | None
+    """None if nothing is stored; then a purge assumes 7 days, and 30 for dead and halted messages."""
+    taken: Count
+    """Keys taken by the exactly-once path within the last hour, without those of bulk writers."""
+    consuming: Count
+    """Messages of status-table mode that a handler has, or had."""
+    lost: Count
+    """Those of them whose lease is over: the handler has died, or the next delivery is late."""
+    failed: Count
+    dead: Count
+    """They wait for an operator, as do halted ones."""
+    halted: Count
+    loads: Count
+    """Partitions in the ledger of bulk writers."""
+    last_load: datetime | None
+    rejected: Count
+    """Rows that bulk writers have set aside."""
+    oldest: datetime | None
+    """When its oldest key was taken, or consumed; None if it has none."""
+    overdue: float
+    """By how many seconds its oldest key, message or load is past its retention, because no purge has deleted
+    it; 0 if none is."""
+
+
+@dataclass(frozen=True, slots=True)
+class InboxOverview:
+    """What an operator sees first. Numbers are taken at slightly different moments."""
+
+    database: DatabaseOverview
+    consumers: tuple[ConsumerOverview, ...]
+    """By name."""
+    has_more_consumers: bool
+    """Whether consumers were left out, because there are very many."""
+
+
+def overview(engine: Engine, *, schema: str | None = None) -> InboxOverview:
+    """The inbox as an operator sees it first: by consumer, what was taken, what has failed or waits for
+    somebody, and whether keys are kept for longer than they should be.
+
+    The cost is bounded, however many keys there are: rows are counted up to a limit, and each `Count` says
+    whether it is exact. `status` counts all rows, and costs as much. Status-table mode on Redis is not part
+    of it: see `list_messages`.
+
+    Args:
+        engine: the Engine of the inbox's database.
+        schema: the PostgreSQL schema of the tables.
+
+    Raises:
+        TablesMissing: the tables do not exist.
+        UnsafeDatabase: row-level policies hide rows from this role.
+    """
+    database = taking(engine.dialect.name)
+    all_tables = tables(schema)
+    with connected(at_level(engine, database.own_isolation)) as connection:
+        return transacted(connection, lambda each: _overview(each, all_tables))
+
+
+def _overview(connection: Connection, tables: Tables) -> InboxOverview:
+    found = [
+        each
+        for each in (tables.message, tables.status, tables.ledger, tables.rejected)
+        if is_there(connection, each)
+    ]
+    if not found or not is_there(connection, tables.consumer):
+        raise TablesMissing(missing_table(tables.consumer if found else tables.message))
+    check_sees_all(connection, [*found, tables.consumer])
+    database = looking(connection.dialect.name).look(connection, [*found, tables.consumer])
+    names = {name for each in (*found, tables.consumer) for name in _names(connection, each)}
+    shown = sorted(names, key=str.encode)[:_CONSUMERS]
+    answers = {name: _Answers() for name in shown}
+    most = max(_LEAST_TAKEN, _TAKEN // max(1, len(shown)))
+    times = {"since": database.now - TAKEN_WINDOW, "now": database.now}
+    asked: list[tuple[Table, Callable[[Tables, int], CompoundSelect[Any]], dict[str, Any]]] = [
+        (tables.message, overview_statements.taken, {"most": most, "since": times["since"]}),
+        (tables.status, overview_statements.claimed, {"most": _COUNTED, "now": times["now"]}),
+        (tables.ledger, overview_statements.loads, {"most": _COUNTED}),
+        (tables.rejected, overview_statements.rejected, {"most": _COUNTED}),
+    ]
+    for table, statement, more in asked:
+        if table in found:
+            _ask(connection, tables, shown, statement, more, answers)
+    policies = look(connection, tables)
+    consumers = [_consumer(name, policies.get(name), answers[name], most, database.now) for name in shown]
+    return InboxOverview(database, tuple(consumers), len(names) > _CONSUMERS)
+
+
+def _names(connection: Connection, table: Table) -> Iterator[str]:
+    """The first consumers in a table, each by a jump in the index. As one recursive statement, MariaDB would
+    read the whole index for each."""
+    following, name = taking_statements.next_consumer(table), ""
+    for _ in range(_CONSUMERS + 1):
+        name = connection.execute(following, {"consumer_": name}).scalar_one()
+        if name is None:
+            return
+        yield name
+
+
+@dataclass(slots=True)
+class _Answers:
+    """What the statements have said about one consumer."""
+
+    rows: dict[str, int] = field(default_factory=dict)
+    times: dict[str, datetime] = field(default_factory=dict)
+
+    def count(self, what: str, most: int = _COUNTED) -> Count:
+        return Count.up_to(self.rows.get(what, 0), most)
+
+    def oldest(self, *what: str) -> datetime | None:
+        return min((self.times[each] for each in what if each in self.times), default=None)
+
+
+def _ask(
+    connection: Connection,
+    tables: Tables,
+    names: Sequence[str],
+    statement: Callable[[Tables, int], CompoundSelect[Any]],
+    more: dict[str, Any],
+    answers: dict[str, _Answers],
+) -> None:
+    for start in range(0, len(names), _TOGETHER):
+        some = names[start : start + _TOGETHER]
+        rows = connection.execute(statement(tables, len(some)), overview_statements.given(some) | more)
+        for row in rows:
+            mine = answers[some[row.number]]
+            mine.rows[row.what] = row.rows
+            if row.time is not None:
+                mine.times[row.what] = row.time
+
+
+def _consumer(
+    name: str, policy: Policy | None, found: _Answers, most: int, now: datetime
+) -> ConsumerOverview:
+    kept = Retention().duration if policy is None else policy.retention
+    dead = policy.dead_retention if policy and policy.dead_retention else DEAD_RETENTION
+    settled = ("oldest", "oldest load", *(f"oldest {each}" for each in (Status.CONSUMED, Status.FAILED)))
+    given_up = tuple(f"oldest {each}" for each in (Status.DEAD, Status.HALTED))
+    late = (
+        (now - oldest - retention - MARGIN).total_seconds()
+        for oldest, retention in ((found.oldest(*settled), kept), (found.oldest(*given_up), dead))
+        if oldest is not None
+    )
+    return ConsumerOverview(
+        consumer=name,
+        policy=policy,
+        taken=found.count("taken", most),
+        **{each.value: found.count(each) for each in Status if each is not Status.CONSUMED},
+        lost=found.count("lost"),
+        loads=found.count("loads"),
+        last_load=found.times.get("newest load"),
+        rejected=found.count("rejected"),
+        oldest=found.oldest("oldest", "oldest load", f"oldest {Status.CONSUMED}"),
+        overdue=max(0.0, *late),
+    )

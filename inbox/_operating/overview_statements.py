@@ -1,0 +1,121 @@
+"""The statements of the overview: each reads a bounded number of rows, by an index."""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from sqlalchemy import (
+    CompoundSelect,
+    Integer,
+    Select,
+    String,
+    Table,
+    bindparam,
+    case,
+    func,
+    literal,
+    select,
+    union_all,
+)
+from sqlalchemy.sql.elements import ColumnElement
+
+from inbox._status_mode.stores import Status
+from inbox_outbox_base.tables.inbox import Tables
+
+_MOST: Any = bindparam("most", type_=Integer)
+
+
+@cache
+def taken(tables: Tables, consumers: int) -> CompoundSelect[Any]:
+    """Of each of some consumers (`consumer_0` and so on), the keys taken since a time, up to `most`; and when
+    its oldest key was taken."""
+    table, time = tables.message, tables.message.c.accepted_at
+    parts: list[Select[Any]] = []
+    for number in range(consumers):
+        its = table.c.consumer == bindparam(f"consumer_{number}")
+        parts += [
+            _count(number, "taken", table, its, time >= bindparam("since"), time=time),
+            _oldest(number, "oldest", table, its, time.is_not(None), time=time),
+        ]
+    return union_all(*parts)
+
+
+@cache
+def claimed(tables: Tables, consumers: int) -> CompoundSelect[Any]:
+    """The same for status-table mode: the messages in each status that is not the normal end, those whose
+    lease is over, and the oldest in each status."""
+    table, time = tables.status, tables.status.c.updated_at
+    parts: list[Select[Any]] = []
+    for number in range(consumers):
+        its = table.c.consumer == bindparam(f"consumer_{number}")
+        for status in Status:
+            in_status = table.c.status == literal(status.value, String)
+            parts.append(_oldest(number, f"oldest {status}", table, its, in_status, time=time))
+            if status is not Status.CONSUMED:
+                parts.append(_count(number, status.value, table, its, in_status, time=time))
+        consuming = table.c.status == literal(Status.CONSUMING.value, String)
+        lost = case((table.c.lease_until < bindparam("now"), 1))
+        parts.append(_count(number, "lost", table, its, consuming, time=time, of=lost))
+    return union_all(*parts)
+
+
+@cache
+def loads(tables: Tables, consumers: int) -> CompoundSelect[Any]:
+    """The same for bulk writers: loads, with the oldest and the newest."""
+    table, time = tables.ledger, tables.ledger.c.committed_at
+    parts: list[Select[Any]] = []
+    for number in range(consumers):
+        its = table.c.consumer == bindparam(f"consumer_{number}")
+        parts += [
+            _count(number, "loads", table, its, time=time),
+            _oldest(number, "oldest load", table, its, time=time),
+            _oldest(number, "newest load", table, its, time=time, is_newest=True),
+        ]
+    return union_all(*parts)
+
+
+@cache
+def rejected(tables: Tables, consumers: int) -> CompoundSelect[Any]:
+    """Rows that bulk writers have set aside."""
+    table, time = tables.rejected, tables.rejected.c.rejected_at
+    its = [table.c.consumer == bindparam(f"consumer_{number}") for number in range(consumers)]
+    return union_all(*(_count(number, "rejected", table, each, time=time) for number, each in enumerate(its)))
+
+
+def given(consumers: Sequence[str]) -> dict[str, str]:
+    """The parameters for these consumers."""
+    return {f"consumer_{number}": name for number, name in enumerate(consumers)}
+
+
+def _count(
+    number: int,
+    what: str,
+    table: Table,
+    *where: ColumnElement[bool],
+    time: ColumnElement[Any],
+    of: ColumnElement[Any] | None = None,
+) -> Select[Any]:
+    """Count up to `most` rows; the time is there because the others have one. The order makes the planner use
+    the index that has it, however few of the rows it believes to be others."""
+    counted = (literal(1) if of is None else of).label("one")
+    found = select(counted, time.label("time")).select_from(table).where(*where)
+    rows = found.order_by(time).limit(_MOST).subquery()
+    latest = func.max(rows.c.time, type_=time.type).label("time")
+    return select(*_labels(number, what), func.count(rows.c.one).label("rows"), latest)
+
+
+def _oldest(
+    number: int,
+    what: str,
+    table: Table,
+    *where: ColumnElement[bool],
+    time: ColumnElement[Any],
+    is_newest: bool = False,
+) -> Select[Any]:
+    order = time.desc() if is_newest else time
+    row = select(time.label("time")).select_from(table).where(*where).order_by(order).limit(1).subquery()
+    return select(*_labels(number, what), literal(0).label("rows"), row.c.time)
+
+
+def _labels(number: int, what: str) -> list[ColumnElement[Any]]:
+    return [literal(number, Integer).label("number"), literal(what, String).label("what")]
