@@ -2,7 +2,8 @@
 
 import os
 import sys
-from typing import NoReturn
+from importlib.metadata import version
+from typing import Annotated, NoReturn
 
 import typer
 from sqlalchemy.exc import SQLAlchemyError
@@ -12,13 +13,16 @@ from inbox_outbox_base.errors import secrets
 
 from . import _audit, _check, _inbox, _migrate, _outbox, _relaying, _repair
 from ._exit import EXPLAINED, FAILED, INTERRUPTED, NOT_FOUND, USAGE, WRONG_STATUS
+from ._group import CommandGroup
 
-app = typer.Typer(
-    name="inbox-outbox",
+_NAME = "inbox-outbox"
+"""The distribution, and the program in messages and shell completion, also if it was started as a module."""
+
+app = CommandGroup(
+    name=_NAME,
     help="Messages that take effect exactly once, and leave if and only if their transaction commits.",
     epilog=EXPLAINED,
-    no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
 app.command("migrate")(_migrate.migrate)
@@ -30,6 +34,23 @@ for group, commands in ((_inbox.app, _repair.COMMANDS), (_outbox.app, _relaying.
     for name, command in commands.items():
         group.command(name)(command)
 
+
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        print(f"{_NAME} {version(_NAME)}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    show_version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit."),
+    ] = False,
+) -> None:
+    """The options of the program itself."""
+
+
 # The base class of usage errors; typer does not export it, and it is no longer in click.
 _WrongUsage: type[Exception] = typer.BadParameter.__bases__[0]
 
@@ -37,7 +58,7 @@ _WrongUsage: type[Exception] = typer.BadParameter.__bases__[0]
 def run() -> NoReturn:
     """Run the command line and exit."""
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name=_NAME, standalone_mode=False)
         sys.stdout.flush()
     except (InvalidOption, InvalidResult) as error:
         _fail(str(error), USAGE)
@@ -69,5 +90,5 @@ def _usage(error: Exception) -> str:
 
 def _fail(message: str, code: int) -> NoReturn:
     if message:
-        print(f"inbox-outbox: {' '.join(secrets.strike_out(message).split())}", file=sys.stderr)
+        print(f"{_NAME}: {' '.join(secrets.strike_out(message).split())}", file=sys.stderr)
     sys.exit(code)

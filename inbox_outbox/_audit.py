@@ -31,7 +31,7 @@ def audit(
     topic: Annotated[str, typer.Option(help="The topic of the messages.", metavar="NAME")],
     consumer: Annotated[str, typer.Option(help="The consumer's name.", metavar="NAME")],
     key: Annotated[
-        TakenBy, typer.Option(help="How the consumer identifies messages: by key or by id.")
+        TakenBy, typer.Option(help="How the consumer identifies messages: key or id.", metavar="WHAT")
     ] = TakenBy.KEY,
     inbox_url: Annotated[
         str | None, typer.Option(help="The inbox's database, if it is another one.", metavar="URL")
@@ -47,12 +47,17 @@ def audit(
     grace: Annotated[
         str, typer.Option(help="How long messages can be on their way.", metavar="TIME")
     ] = "60s",
-    limit: Annotated[int, typer.Option(help="The most messages to name of each kind.")] = 20,
+    limit: Annotated[
+        int, typer.Option(help="The most messages to name of each kind.", metavar="NUMBER")
+    ] = 20,
     schema: Schema = None,
     json: Json = False,
 ) -> None:
-    """Compare the messages committed to a topic with those a consumer has taken; exit code 6 if some are
-    missing, 8 if some may be: sent messages are known only if relays keep records of them (--keep-sent)."""
+    """Compare the messages committed to a topic with those a consumer has taken.
+
+    Exit code 6 if some are missing, 8 if some may be: sent messages are known only if relays keep records of
+    them (--keep-sent).
+    """
     with engine_at(url, schema) as engine, _inbox_at(inbox_url, inbox_schema) as inbox_engine:
         found = outbox.audit(
             engine,

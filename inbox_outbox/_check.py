@@ -29,8 +29,10 @@ def check(
     schema: Schema = None,
     json: Json = False,
 ) -> None:
-    """Try the inbox's and the outbox's contract on the real tables, in transactions that are rolled back;
-    exit code 9 if a promise cannot be kept."""
+    """Try the inbox's and the outbox's contract on the real tables, in transactions that are rolled back.
+
+    Exit code 9 if a promise cannot be kept.
+    """
     with engine_at(url, schema) as engine:
         halves: dict[str, Callable[[], CheckReport]] = {
             "inbox": lambda: inbox.check(engine, schema=schema, consumer=consumer),

@@ -15,12 +15,13 @@ from inbox_outbox_base.transactions.policy import brief
 
 from ._connect import Json, Prefix, Schema, StoreUrl, Url, engine_at, store_at
 from ._exit import NOT_FOUND, UNFINISHED
+from ._group import CommandGroup
 from ._print import as_json, duration, grid, size
 from ._progress import ProgressLine
 from ._records import as_object, print_record
 from ._times import length, point
 
-app = typer.Typer(help="The inbox, in both modes.", no_args_is_help=True)
+app = CommandGroup(help="The inbox, in both modes.")
 
 
 @app.command()
@@ -97,7 +98,10 @@ def show(
     payload: Annotated[bool, typer.Option("--payload", help="Write only the stored payload.")] = False,
     json: Json = False,
 ) -> None:
-    """One message that was taken, in either mode; exit code 3 if the inbox does not know it."""
+    """One message that was taken, in either mode.
+
+    Exit code 3 if the inbox does not know it.
+    """
     with store_at(url, schema, prefix) as store:
         record = message = None
         if isinstance(store, SqlStore):
@@ -172,7 +176,7 @@ def purge(
             metavar="WHEN",
         ),
     ] = None,
-    batch: Annotated[int, typer.Option(help="The most rows in a transaction.")] = 500,
+    batch: Annotated[int, typer.Option(help="The most rows in a transaction.", metavar="NUMBER")] = 500,
     budget: Annotated[
         str | None,
         typer.Option(help="Stop after this time, such as 10m; exit code 4 if work is left.", metavar="TIME"),

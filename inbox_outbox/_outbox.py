@@ -13,10 +13,11 @@ from outbox import GenerationStatus, MessageState, OutboxStatus, StoredMessage
 
 from ._connect import Json, Schema, Url, engine_at
 from ._exit import LATE
+from ._group import CommandGroup
 from ._print import as_json, duration, grid, size
 from ._times import length
 
-app = typer.Typer(help="The outbox and its relays.", no_args_is_help=True)
+app = CommandGroup(help="The outbox and its relays.")
 
 OfTopic = Annotated[str | None, typer.Option(help="Only this topic; any by default.", metavar="NAME")]
 OfKey = Annotated[str | None, typer.Option(help="Only this key; any by default.", metavar="TEXT")]
@@ -98,8 +99,10 @@ def buckets(
     schema: Schema = None,
     json: Json = False,
 ) -> None:
-    """The buckets, which divide messages among relays, and the messages in old ones; --count changes the
-    number of buckets."""
+    """The buckets, which divide messages among relays, and the messages in old ones.
+
+    With --count, first changes the number of buckets.
+    """
     with engine_at(url, schema) as engine:
         if count is not None:
             outbox.set_bucket_count(engine, count, schema=schema)
@@ -129,11 +132,15 @@ def _print_generations(found: tuple[GenerationStatus, ...]) -> None:
 @app.command()
 def peek(
     url: Url,
-    limit: Annotated[int, typer.Option(help="The most messages to print.")] = 20,
+    limit: Annotated[int, typer.Option(help="The most messages to print.", metavar="NUMBER")] = 20,
     topic: OfTopic = None,
     key: OfKey = None,
     state: Annotated[
-        MessageState | None, typer.Option(help="Only this state; by default all that wait for a relay.")
+        MessageState | None,
+        typer.Option(
+            help=f"Only this state ({', '.join(MessageState)}); by default all that wait for a relay.",
+            metavar="STATE",
+        ),
     ] = None,
     dead: Annotated[bool, typer.Option("--dead", help="The same as --state dead.")] = False,
     schema: Schema = None,
@@ -205,7 +212,8 @@ def retry(
     url: Url,
     message_id: Annotated[str | None, typer.Argument(metavar="[ID]", help="The message's id.")] = None,
     every: Annotated[
-        MessageState | None, typer.Option("--all", help="All in this state: dead, held, waiting or unknown.")
+        MessageState | None,
+        typer.Option("--all", help="All in this state: dead, held, waiting or unknown.", metavar="STATE"),
     ] = None,
     topic: OfTopic = None,
     key: OfKey = None,

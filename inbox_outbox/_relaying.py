@@ -43,10 +43,17 @@ Name = Annotated[
 Lease = Annotated[
     str, typer.Option(help="After this time without a sign of life, others take over.", metavar="TIME")
 ]
-Batch = Annotated[int, typer.Option(help="The most messages in a batch.")]
+Batch = Annotated[int, typer.Option(help="The most messages in a batch.", metavar="NUMBER")]
 Poll = Annotated[str, typer.Option(help="How often to look for messages without a wake-up.", metavar="TIME")]
-MaxAttempts = Annotated[int, typer.Option(help="Sends without an answer after which a message is dead.")]
-Dead = Annotated[AfterDead, typer.Option(help="Whether messages behind a dead one of their key are sent.")]
+MaxAttempts = Annotated[
+    int, typer.Option(help="Sends without an answer after which a message is dead.", metavar="NUMBER")
+]
+Dead = Annotated[
+    AfterDead,
+    typer.Option(
+        help="Whether messages behind a dead one of their key are sent: continue or hold.", metavar="WHAT"
+    ),
+]
 KeepSent = Annotated[
     str | None, typer.Option(help="Keep a record of sent messages for this time, for audit.", metavar="TIME")
 ]
@@ -117,8 +124,10 @@ def drain(
     schema: Schema = None,
     json: Json = False,
 ) -> None:
-    """Send messages to a broker until none can be sent; exit code 4 if some are left, because they are
-    held or paused, or because the time is over."""
+    """Send messages to a broker until none can be sent.
+
+    Exit code 4 if some are left, because they are held or paused, or because the time is over.
+    """
     options = _options(
         name, schema, batch, lease, poll, max_attempts, after_dead, keep_sent, listen_url, give_up_after
     )

@@ -36,11 +36,14 @@ By = Annotated[
 
 def list_messages(
     url: StoreUrl,
-    status: Annotated[Status | None, typer.Option(help="Only this status; any by default.")] = None,
+    status: Annotated[
+        Status | None,
+        typer.Option(help=f"Only this status ({', '.join(Status)}); any by default.", metavar="STATUS"),
+    ] = None,
     consumer: Annotated[
         str | None, typer.Option(help="Only this consumer's messages; all by default.", metavar="NAME")
     ] = None,
-    limit: Annotated[int, typer.Option(help="The most messages to print.")] = 100,
+    limit: Annotated[int, typer.Option(help="The most messages to print.", metavar="NUMBER")] = 100,
     schema: Schema = None,
     prefix: Prefix = "inbox",
     json: Json = False,

@@ -244,11 +244,3 @@ def test_the_console_script(postgres: Database) -> None:
         [script, "inbox", "status", "--json", "--url", url], capture_output=True, text=True, check=True
     )
     assert json.loads(done.stdout) == []
-
-
-@pytest.mark.parametrize("arguments", [[], ["inbox"], ["migrate"], ["inbox", "purge"]])
-def test_help(arguments: list[str]) -> None:
-    """Every command explains itself; the first page names the exit codes."""
-    output = succeeded(inbox_outbox(*arguments, "--help"))
-    assert "Usage" in output
-    assert "Exit codes" in output or arguments

@@ -1,0 +1,47 @@
+"""A group of commands, whose help fits a terminal."""
+
+from collections.abc import Callable
+from inspect import cleandoc
+from typing import Any, TypeVar
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class _CommandWithHelp(TyperCommand):
+    def __init__(self, *args: Any, help: str | None = None, **options: Any) -> None:  # noqa: A002
+        super().__init__(*args, help=_flowing(help), **options)
+
+    def get_params(self, ctx: Any) -> Any:
+        return _without_types(super().get_params(ctx))
+
+
+class _GroupWithHelp(TyperGroup):
+    def get_params(self, ctx: Any) -> Any:
+        return _without_types(super().get_params(ctx))
+
+
+class CommandGroup(typer.Typer):
+    """Commands under one name. Their help breaks lines where the terminal ends, not where a docstring does,
+    and shows no type for flags; the list of commands has the first paragraph of each docstring."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(cls=_GroupWithHelp, no_args_is_help=True, **options)
+
+    def command(self, name: str | None = None, **options: Any) -> Callable[[Command], Command]:
+        """Add a command, as typer does."""
+        return super().command(name, cls=_CommandWithHelp, **options)
+
+
+def _flowing(text: str | None) -> str:
+    """The text with a line for each paragraph."""
+    return "\n\n".join(" ".join(each.split()) for each in cleandoc(text or "").split("\n\n"))
+
+
+def _without_types(options: list[Any]) -> list[Any]:
+    for option in options:
+        if getattr(option, "is_flag", False):
+            option.metavar = ""
+    return options
