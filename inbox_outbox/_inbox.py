@@ -19,7 +19,7 @@ from ._group import CommandGroup
 from ._print import as_json, duration, grid, size
 from ._progress import ProgressLine
 from ._records import as_object, print_record
-from ._times import length, point
+from ._times import DURATIONS, length, point
 
 app = CommandGroup(help="The inbox, in both modes.")
 
@@ -155,7 +155,7 @@ def purge(
     older_than: Annotated[
         str | None,
         typer.Option(
-            help="Keep messages for this time (30s, 15m, 12h or 7d), not for the consumers' own times.",
+            help=f"Keep messages for this time ({DURATIONS}), not for the consumers' own times.",
             metavar="TIME",
         ),
     ] = None,
@@ -218,7 +218,7 @@ def set_policy(
     url: Url,
     consumer: Annotated[str, typer.Argument(help="The consumer's name.")],
     retention: Annotated[
-        str | None, typer.Option(help="How long its messages are kept: 30s, 15m, 12h or 7d.", metavar="TIME")
+        str | None, typer.Option(help=f"How long its messages are kept: {DURATIONS}.", metavar="TIME")
     ] = None,
     dead_retention: Annotated[
         str | None, typer.Option(help="How long its dead and halted messages are kept.", metavar="TIME")

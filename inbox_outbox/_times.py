@@ -1,16 +1,16 @@
 """Parses durations and points in time."""
 
+import re
 from datetime import UTC, datetime, timedelta
 from typing import overload
 
 from inbox.errors import InvalidOption
 
-_UNITS = {
-    "s": timedelta(seconds=1),
-    "m": timedelta(minutes=1),
-    "h": timedelta(hours=1),
-    "d": timedelta(days=1),
-}
+DURATIONS = "30s, 15m, 1h30m, 7d or PT10M"
+"""Durations that users may write, for help and errors."""
+_UNITS = ("days", "hours", "minutes", "seconds")
+_SHORT = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", re.ASCII)
+_ISO_8601 = re.compile(r"P(?:(\d+)D)?(?:T(?=\d)(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)S)?)?", re.ASCII)
 _LONGEST = timedelta(days=36_500)
 
 
@@ -19,17 +19,24 @@ def length(option: str, text: str) -> timedelta: ...
 @overload
 def length(option: str, text: str | None) -> timedelta | None: ...
 def length(option: str, text: str | None) -> timedelta | None:
-    """Parse a duration such as 30s, 15m, 12h or 7d; None stays None.
+    """Parse a duration: whole days, hours, minutes and seconds in this order, as in 90s, 1h30m or 7d, or in
+    ISO 8601, as in PT10M or P1DT2H. None stays None.
 
     Raises:
         InvalidOption: it is not a duration, or is longer than a hundred years.
     """
     if text is None:
         return None
-    number, unit = text[:-1], text[-1:]
-    if unit not in _UNITS or not (number.isascii() and number.isdecimal()):
-        raise InvalidOption(f"--{option}={text!r}: expected a time such as 30s, 15m, 12h or 7d")
-    if len(number) > 12 or (time := int(number) * _UNITS[unit]) > _LONGEST:
+    match = _SHORT.fullmatch(text) or _ISO_8601.fullmatch(text)
+    if match is None or not any(match.groups()):
+        raise InvalidOption(f"--{option}={text!r}: expected a time such as {DURATIONS}")
+    try:
+        time = timedelta(
+            **{unit: int(number or 0) for unit, number in zip(_UNITS, match.groups(), strict=True)}
+        )
+    except (OverflowError, ValueError):  # int() takes at most 4,300 digits
+        time = timedelta.max
+    if time > _LONGEST:
         raise InvalidOption(f"--{option}={text!r}: expected at most {_LONGEST.days}d")
     return time
 

@@ -147,6 +147,26 @@ def test_purge(postgres: Database) -> None:
     assert count(postgres) == 0
 
 
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90s", 90),
+        ("7d", 7 * 86_400),
+        ("1h30m", 5_400),
+        ("1d2h3m4s", 93_784),
+        ("PT10M", 600),
+        ("P1DT2H", 26 * 3_600),
+        ("P36500D", 36_500 * 86_400),
+    ],
+)
+@on("sqlite")
+def test_durations(migrated: Database, text: str, seconds: int) -> None:
+    """Durations are whole days, hours, minutes and seconds, also several of them, or in ISO 8601."""
+    options = "--mode", "exactly-once", "--retention", text, "--json"
+    stored = as_json(inbox_outbox("inbox", "set-policy", "billing", *options, url=migrated.url))
+    assert stored["retention"] == seconds
+
+
 def test_policies(postgres: Database) -> None:
     """`inbox set-policy` stores a consumer's mode and retention, `inbox status` shows them, and `inbox purge`
     follows them: a shorter retention has to be overridden explicitly, and consumers without a policy are
