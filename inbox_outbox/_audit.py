@@ -84,7 +84,7 @@ def _inbox_at(url: str | None, schema: str | None) -> Iterator[Engine | None]:
     if url is None:
         yield None
     else:
-        with engine_at(url, schema) as engine:
+        with engine_at(url, schema, "inbox-url") as engine:
             yield engine
 
 

@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 from sqlalchemy import URL, Engine, create_engine
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 
 from inbox import RedisStore, SqlStore, Store
-from inbox.errors import InboxError, InvalidOption, StoreUnreachable
+from inbox.errors import InboxError, InvalidOption, StoreUnreachable, UnsupportedDatabase
 from inbox.migration import URL_VARIABLE, check, database_url
-from inbox_outbox_base.checks.connecting import extra_of
+from inbox_outbox_base.checks.connecting import connecting, drivers
 from inbox_outbox_base.checks.url import for_engine
 from inbox_outbox_base.errors import secrets
 
@@ -43,8 +43,13 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a tabl
 
 
 @contextmanager
-def engine_at(url: str, schema: str | None) -> Iterator[Engine]:
+def engine_at(url: str, schema: str | None, option: str = "url") -> Iterator[Engine]:
     """An engine for the duration of a command; connects immediately.
+
+    Args:
+        url: the database.
+        schema: the PostgreSQL schema of the tables.
+        option: the option that gave the URL, for errors.
 
     Raises:
         InvalidOption: the URL is invalid, or this database has no schemas.
@@ -53,16 +58,23 @@ def engine_at(url: str, schema: str | None) -> Iterator[Engine]:
         InboxError, sqlalchemy.exc.SQLAlchemyError: the database does not answer, or rejects the login; the
             message names the place.
     """
-    address = database_url(url)
+    address = database_url(url, option)
     secrets.remember(address)
-    check(address.get_backend_name(), schema)
-    engine = _engine(address)
+    _check(address, schema)
+    engine = _engine(address, option)
     try:
-        with _options_checked():
+        with _options_checked(option):
             _look(engine)
         yield engine
     finally:
         engine.dispose()
+
+
+def _check(address: URL, schema: str | None) -> None:
+    try:
+        check(address.get_backend_name(), schema)
+    except UnsupportedDatabase as error:
+        raise UnsupportedDatabase(f"{error}; write a URL like postgresql://user@host/database") from None
 
 
 def _look(engine: Engine) -> None:
@@ -102,7 +114,7 @@ def _redis_at(address: URL, schema: str | None, prefix: str) -> Iterator[Store]:
         import redis
     except ImportError as error:
         raise ImportError(f"cannot load redis-py; install inbox-outbox[redis] ({error})") from None
-    with _options_checked():
+    with _options_checked("url"):
         client = redis.Redis.from_url(address.render_as_string(hide_password=False))
     try:
         client.ping()
@@ -113,24 +125,37 @@ def _redis_at(address: URL, schema: str | None, prefix: str) -> Iterator[Store]:
         client.close()
 
 
-def _engine(address: URL) -> Engine:
+def _engine(address: URL, option: str) -> Engine:
+    name = address.drivername
     try:
-        with _options_checked():
-            url, connect_args = for_engine(address)
+        with _options_checked(option):
+            url, connect_args = for_engine(address, option)
             engine = create_engine(url, connect_args=connect_args)
+    except NoSuchModuleError:
+        raise InvalidOption(f"{option}: there is no {name}; {_instead(address)}") from None
     except ImportError as error:
-        extra = extra_of(address)
-        hint = f"; install inbox-outbox[{extra}]" if extra else ""
-        raise ImportError(f"cannot load the driver of {address.drivername}{hint} ({error})") from None
+        why = secrets.reason(error)
+        raise ImportError(f"cannot load the driver of {name}; {_instead(address)} ({why})") from None
     if engine.dialect.is_async:
-        raise InvalidOption(f"url: {address.drivername} is asynchronous; use another driver")
+        raise InvalidOption(f"{option}: {name} is asynchronous; {_instead(address)}")
     return engine
 
 
+def _instead(address: URL) -> str:
+    """What to do about a driver that is missing or cannot be used."""
+    dialect = address.get_backend_name()
+    extra = connecting(dialect).extra
+    if address.drivername in drivers().values():
+        return f"install inbox-outbox[{extra}]"
+    return f"write {dialect}://" + (f" and install inbox-outbox[{extra}]" if extra else "")
+
+
 @contextmanager
-def _options_checked() -> Iterator[None]:
+def _options_checked(option: str) -> Iterator[None]:
     """Turn the errors of SQLAlchemy and the drivers about options in the URL into one error."""
     try:
         yield
+    except NoSuchModuleError:
+        raise
     except (TypeError, ValueError, ArgumentError) as error:
-        raise InvalidOption(f"url: {error}") from None
+        raise InvalidOption(f"{option}: {error}") from None

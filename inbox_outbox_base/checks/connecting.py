@@ -2,8 +2,6 @@
 
 from functools import cache
 
-from sqlalchemy import URL
-
 from inbox_outbox_base.dialect import Connecting
 from inbox_outbox_base.supported import FOLDERS, part
 
@@ -23,9 +21,3 @@ def drivers() -> dict[str, str]:
         for name in (dialect, *connecting(dialect).aliases)
         if not connecting(dialect).is_default
     }
-
-
-def extra_of(url: URL) -> str | None:
-    """The extra that installs the URL's driver, if that is ours."""
-    is_ours = url.drivername in drivers().values()
-    return connecting(url.get_backend_name()).extra if is_ours else None

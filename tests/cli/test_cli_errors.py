@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from urllib.parse import quote
 
 import pytest
@@ -93,19 +94,57 @@ def test_an_unknown_dialect(scheme: str, extra: list[str]) -> None:
     """An unsupported database is rejected by name; the exit code is 1."""
     done = in_this_process("migrate", *extra, url=f"{scheme}://user:{QUOTED}@host/shop")
     message = judged(done, code=1)
-    assert message.startswith(f"dialect={scheme.split('+')[0]!r}: ")
+    assert message.startswith(f"dialect={scheme.split('+')[0]!r}: only postgresql, mysql, mariadb, sqlite ")
+    assert extra or message.endswith("; write a URL like postgresql://user@host/database")
 
 
 @pytest.mark.parametrize(
     ("scheme", "said"),
     [
-        ("postgresql+pg8000", "cannot load the driver of postgresql+pg8000"),
-        ("mysql+mysqldb", "cannot load the driver of mysql+mysqldb"),
+        (
+            "postgresql+pg8000",
+            "write postgresql:// and install inbox-outbox[binary] (No module named 'pg8000')",
+        ),
+        ("mysql+mysqldb", "write mysql:// and install inbox-outbox[mysql] (No module named 'MySQLdb')"),
+        ("sqlite+pysqlcipher", "write sqlite:// (No module named 'pysqlcipher3')"),
     ],
 )
 def test_a_missing_driver(scheme: str, said: str) -> None:
-    """If the driver is not installed, the error names it; the exit code is 1."""
-    assert said in refused("migrate", url=f"{scheme}://user:{QUOTED}@host/shop", code=1)
+    """If the driver is not installed, the error names it, and says what to type and to install instead; the
+    exit code is 1."""
+    message = refused("migrate", url=f"{scheme}://user:{QUOTED}@/shop", code=1)
+    assert message == f"cannot load the driver of {scheme}; {said}"
+
+
+@pytest.mark.parametrize(
+    ("scheme", "hidden", "extra"),
+    [("postgresql", "psycopg", "binary"), ("postgres", "psycopg", "binary"), ("mysql", "pymysql", "mysql")],
+)
+def test_our_driver_is_missing(monkeypatch: pytest.MonkeyPatch, scheme: str, hidden: str, extra: str) -> None:
+    """For a URL that names no driver, the error names ours and the extra that installs it."""
+    monkeypatch.setitem(sys.modules, hidden, None)
+    message = judged(in_this_process("migrate", url=f"{scheme}://user:{QUOTED}@host/shop"), code=1)
+    dialect = "postgresql" if extra == "binary" else scheme
+    assert message.startswith(
+        f"cannot load the driver of {dialect}+{hidden}; install inbox-outbox[{extra}] ("
+    )
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("postgresql+nonsense://host", "there is no postgresql+nonsense; write postgresql:// and install"),
+        ("sqlite+aiosqlite://", "sqlite+aiosqlite is asynchronous; write sqlite://"),
+        (
+            "mysql+asyncmy://host",
+            "mysql+asyncmy is asynchronous; write mysql:// and install inbox-outbox[mysql]",
+        ),
+        ("postgresql+psycopg_async://host", "postgresql+psycopg_async is asynchronous; write postgresql://"),
+    ],
+)
+def test_a_driver_that_cannot_be_used(url: str, said: str) -> None:
+    """The error says what to type instead; the exit code is 2."""
+    assert misused("inbox", "status", url=url).startswith(f"url: {said}")
 
 
 @pytest.mark.parametrize(
@@ -120,9 +159,7 @@ def test_a_missing_driver(scheme: str, said: str) -> None:
         f"postgresql://user:{QUOTED}@host:port/shop",
         f"mysql://user:{QUOTED}@127.0.0.1/shop?no_such_option=1",
         f"mysql://user:{QUOTED}@127.0.0.1/shop?connect_timeout=soon",
-        f"postgresql+nonsense://user:{QUOTED}@host/shop",
         f"sqlite+aiosqlite://user:{QUOTED}@/shop",
-        f"postgresql+psycopg_async://user:{QUOTED}@host/shop",
     ],
 )
 def test_a_bad_address(url: str) -> None:
@@ -178,6 +215,12 @@ def test_an_address_in_the_wrong_place(arguments: list[str]) -> None:
 def test_wrong_usage(arguments: list[str], said: str) -> None:
     """A wrong option is a usage error with exit code 2, in one line that names the option."""
     assert said in misused("inbox", *arguments, url=None if arguments == ["nonsense"] else "sqlite://")
+
+
+def test_the_inbox_elsewhere_has_a_bad_address() -> None:
+    """An error about the address of a second database names its option."""
+    arguments = "audit", "--topic", "orders", "--consumer", "billing", "--inbox-url", "shop"
+    assert misused(*arguments).startswith("inbox-url: expected something like postgresql://")
 
 
 def test_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
