@@ -1,27 +1,67 @@
 """Prints tables for people, and JSON for programs."""
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-_WIDE = 10_000  # columns: a file or a pipe has no width
+_WIDE = 10_000
+"""The columns of a file or a pipe, which has no width."""
+_UNBROKEN = 36
+"""The longest word that is never broken: an id."""
 
 
 def grid(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table, as wide as the terminal, or as wide as needed where there is none."""
-    table = Table(*(Column(heading, overflow="fold") for heading in headings))
-    for row in rows:
-        table.add_row(*(Text(_printable(cell)) for cell in row))
+    """Print a table, as wide as the terminal, or as wide as needed where there is none. A table that is too
+    wide for the terminal is printed upright: a line for each cell, one row below the other."""
+    cells = [[_printable(cell) for cell in row] for row in rows]
     console = Console()
-    if not console.is_terminal:
+    if not sys.stdout.isatty():
         console.width = _WIDE
-    console.print(table)
+    widths = _widths([*zip(headings, *cells, strict=True)], console.width)
+    console.print(_upright(headings, cells) if widths is None else _table(headings, cells, widths))
+
+
+def _table(headings: Sequence[str], rows: list[list[str]], widths: list[int]) -> Table:
+    columns = (
+        Column(name, width=width, overflow="fold") for name, width in zip(headings, widths, strict=True)
+    )
+    table = Table(*columns)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def _upright(headings: Sequence[str], rows: list[list[str]]) -> Table:
+    table = Table(Column(style="bold", no_wrap=True), Column(overflow="fold"), show_header=False)
+    for row in rows:
+        table.add_section()
+        for heading, cell in zip(headings, row, strict=True):
+            table.add_row(heading, Text(cell))
+    return table
+
+
+def _widths(columns: list[tuple[str, ...]], room: int) -> list[int] | None:
+    """How wide the columns of a table are in this room; None if it breaks words."""
+    wanted = [max(map(cell_len, column)) for column in columns]
+    least = [max(cell_len(word) for cell in column for word in cell.split()) for column in columns]
+    widths = [min(width, _UNBROKEN) for width in least]
+    left = room - sum(widths) - 3 * len(columns) - 1
+    if left < 0:
+        return None
+    by_need = sorted(range(len(columns)), key=lambda each: wanted[each] - widths[each])
+    for done, each in enumerate(by_need):
+        more = min(wanted[each] - widths[each], left // (len(columns) - done))
+        widths[each] += more
+        left -= more
+    return widths
 
 
 def _printable(text: str) -> str:

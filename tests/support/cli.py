@@ -25,11 +25,18 @@ def inbox_outbox(*arguments: str, url: URL | str | None = None) -> Done:
     return Done(command, *run_forked(main, command[command.index("inbox_outbox") :]))
 
 
-def in_this_process(*arguments: str, url: str | None = None) -> Done:
+class Terminal(io.StringIO):
+    """What a program writes to it, where it asks whether that is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def in_this_process(*arguments: str, url: str | None = None, out: io.StringIO | None = None) -> Done:
     """Run it without starting another Python: for the many ways to use it wrongly."""
     command = line(*arguments, url=url)
     before, sys.argv = sys.argv, command[command.index("inbox_outbox") :]
-    out, err = io.StringIO(), io.StringIO()
+    out, err = out or io.StringIO(), io.StringIO()
     try:
         with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as ended:
             main()
