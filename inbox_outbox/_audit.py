@@ -15,6 +15,7 @@ from outbox import Audit
 
 from ._connect import Json, Schema, Url, engine_at
 from ._exit import MISSING, UNRECORDED
+from ._place import place_of, print_place
 from ._print import as_json, duration, grid
 from ._times import length, point
 
@@ -59,6 +60,8 @@ def audit(
     them (--keep-sent).
     """
     with engine_at(url, schema) as engine, _inbox_at(inbox_url, inbox_schema) as inbox_engine:
+        place = place_of(engine, schema)
+        inbox_place = place_of(inbox_engine or engine, inbox_schema or (None if inbox_engine else schema))
         found = outbox.audit(
             engine,
             topic,
@@ -72,8 +75,12 @@ def audit(
             inbox_schema=inbox_schema,
         )
     if json:
-        as_json(asdict(found) | {"is_complete": found.is_complete})
+        places = {"database": asdict(place), "inbox_database": asdict(inbox_place)}
+        as_json(places | asdict(found) | {"is_complete": found.is_complete})
     else:
+        print_place(place)
+        if inbox_place != place:
+            print_place(inbox_place, "inbox")
         _print_audit(found)
     if not found.is_complete:
         raise typer.Exit(MISSING if found.is_missing_some else UNRECORDED)
@@ -92,6 +99,8 @@ def _print_audit(found: Audit) -> None:
     counts = ("committed", "taken", "on_the_way", "delayed", "not_sent", "dead", "not_taken")
     values = asdict(found)
     grid([name.replace("_", " ") for name in counts], [[f"{values[name]:,}" for name in counts]])
+    if not found.committed:
+        print(f"No committed message of topic {found.topic!r} was found.")
     now = datetime.now(UTC)
     if found.missing:
         grid(

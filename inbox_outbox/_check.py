@@ -14,6 +14,7 @@ from inbox.errors import TablesMissing
 
 from ._connect import Json, Schema, Url, engine_at
 from ._exit import UNSAFE
+from ._place import place_of, print_place
 from ._print import as_json, grid
 
 
@@ -34,6 +35,7 @@ def check(
     Exit code 9 if a promise cannot be kept.
     """
     with engine_at(url, schema) as engine:
+        place = place_of(engine, schema)
         halves: dict[str, Callable[[], CheckReport]] = {
             "inbox": lambda: inbox.check(engine, schema=schema, consumer=consumer),
             "outbox": lambda: outbox.check(engine, schema=schema),
@@ -47,8 +49,9 @@ def check(
     is_safe = all(each.is_safe for each in reports.values())
     if json:
         findings = {half: [asdict(each) for each in report.findings] for half, report in reports.items()}
-        as_json({"is_safe": is_safe, **findings})
+        as_json({"database": asdict(place), "is_safe": is_safe, **findings})
     else:
+        print_place(place)
         rows = [
             (half, each.what, each.result, each.why)
             for half, report in reports.items()

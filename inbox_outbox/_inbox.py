@@ -16,6 +16,7 @@ from inbox_outbox_base.transactions.policy import brief
 from ._connect import Json, Prefix, Schema, StoreUrl, Url, engine_at, store_at
 from ._exit import NOT_FOUND, UNFINISHED
 from ._group import CommandGroup
+from ._place import place_of, print_place
 from ._print import as_json, duration, grid, size
 from ._progress import ProgressLine
 from ._records import as_object, print_record
@@ -28,12 +29,16 @@ app = CommandGroup(help="The inbox, in both modes.")
 def status(url: Url, schema: Schema = None, json: Json = False) -> None:
     """Rows, rate, age, size and policy of every consumer; in status-table mode, messages by status."""
     with engine_at(url, schema) as engine:
+        place = place_of(engine, schema)
         found = inbox.status(engine, schema=schema)
     if json:
         as_json(found)
         return
+    print_place(place)
     taken, recorded = [each for each in found if each.rows], [each for each in found if each.messages]
-    if taken or not recorded:
+    if not taken and not recorded:
+        print("no messages, neither of the exactly-once path nor of status-table mode")
+    if taken:
         _print_rows(taken)
     if recorded:
         _print_messages(recorded)
@@ -186,6 +191,8 @@ def purge(
 ) -> None:
     """Delete the messages of both modes that are past their retention; live traffic goes on."""
     with engine_at(url, schema) as engine, ProgressLine("purging") as line:
+        place = place_of(engine, schema)
+        line.show(f"purging {place}")
         done = inbox.purge(
             engine,
             consumer=consumer,
@@ -199,8 +206,9 @@ def purge(
             schema=schema,
         )
     if json:
-        as_json(done)
+        as_json({"database": asdict(place)} | asdict(done))
     else:
+        print_place(place)
         print(f"{done.rows:,} rows deleted in {done.batches:,} batches, {done.seconds:.1f} s")
         if done.assumed:
             print(f"no retention is stored for {', '.join(map(repr, done.assumed))}: used 7d")

@@ -14,6 +14,7 @@ from outbox import GenerationStatus, MessageState, OutboxStatus, StoredMessage
 from ._connect import Json, Schema, Url, engine_at
 from ._exit import LATE
 from ._group import CommandGroup
+from ._place import place_of, print_place
 from ._print import as_json, duration, grid, size
 from ._times import length
 
@@ -42,13 +43,15 @@ def status(
     """Messages in each state, the age of the oldest, relays, and what is paused; "~" marks an estimate."""
     longest = length("max-age", max_age)
     with engine_at(url, schema) as engine:
+        place = place_of(engine, schema)
         if exact:
             found = outbox.status(engine, count_up_to=None, schema=schema)
         else:
             found = outbox.status(engine, schema=schema)
     if json:
-        as_json(found)
+        as_json({"database": asdict(place)} | asdict(found))
     else:
+        print_place(place)
         _print_status(found)
     if longest is not None and (found.oldest_age or 0.0) > longest.total_seconds():
         raise typer.Exit(LATE)
@@ -151,11 +154,23 @@ def peek(
         raise InvalidOption(f"--dead, --state={state.value!r}: expected one of the two")
     wanted = MessageState.DEAD if dead else state
     with engine_at(url, schema) as engine:
+        place = place_of(engine, schema)
         found = outbox.peek(engine, limit, topic=topic, key=key, state=wanted, schema=schema)
     if json:
         as_json(list(found))
     else:
-        _print_messages(found)
+        print_place(place)
+        if found:
+            _print_messages(found)
+        else:
+            print(_none(wanted, is_filtered=topic is not None or key is not None))
+
+
+def _none(state: MessageState | None, *, is_filtered: bool) -> str:
+    messages = "no such messages" if is_filtered else "no messages"
+    if state is not None:
+        return f"{messages} are {state}"
+    return f"{messages} wait for a relay; for delayed and dead ones, add --state delayed or --dead"
 
 
 def _print_messages(found: list[StoredMessage]) -> None:

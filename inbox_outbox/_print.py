@@ -21,7 +21,7 @@ _UNBROKEN = 36
 def grid(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table, as wide as the terminal, or as wide as needed where there is none. A table that is too
     wide for the terminal is printed upright: a line for each cell, one row below the other."""
-    cells = [[_printable(cell) for cell in row] for row in rows]
+    cells = [[printable(cell) for cell in row] for row in rows]
     console = Console()
     if not sys.stdout.isatty():
         console.width = _WIDE
@@ -64,7 +64,7 @@ def _widths(columns: list[tuple[str, ...]], room: int) -> list[int] | None:
     return widths
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """The text with unprintable characters escaped, so that they cannot control the terminal."""
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 

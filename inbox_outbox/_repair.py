@@ -9,10 +9,11 @@ from typing import Annotated, Any
 import typer
 
 import inbox
-from inbox import Status, Store
+from inbox import SqlStore, Status, Store
 from inbox.errors import InvalidOption
 
 from ._connect import Json, Prefix, Schema, StoreUrl, store_at
+from ._place import place_of_store, print_place
 from ._print import as_json
 from ._records import as_object, print_list
 
@@ -50,11 +51,23 @@ def list_messages(
 ) -> None:
     """Messages of status-table mode, the least recently changed first."""
     with store_at(url, schema, prefix) as store:
+        place = place_of_store(store, url, schema, prefix)
         found = inbox.list_messages(store, consumer=consumer, status=status, limit=limit)
     if json:
         as_json([as_object(record) for record in found])
     else:
-        print_list(found)
+        print_place(place)
+        if found:
+            print_list(found)
+        else:
+            print(_none(is_filtered=bool(status or consumer), has_tables=isinstance(store, SqlStore)))
+
+
+def _none(*, is_filtered: bool, has_tables: bool) -> str:
+    text = f"no {'such ' if is_filtered else ''}messages of status-table mode"
+    if has_tables:
+        text += "; `inbox-outbox inbox status` counts those of the exactly-once path"
+    return text
 
 
 def _deciding(decide: Callable[..., None], explained: str) -> Callable[..., None]:

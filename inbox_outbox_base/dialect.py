@@ -161,6 +161,10 @@ class Connecting:
         """
         return url, {}
 
+    def place(self, url: URL, connection: Any) -> tuple[str | None, int | None, str | None]:
+        """The host, the port and the database's name of a driver's connection."""
+        return url.host, url.port, url.database
+
     def reachable(self, url: URL) -> URL:
         """The URL by which other processes on this machine find the database, too.
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy import (
     BINARY,
+    URL,
     ColumnElement,
     Connection,
     Dialect,
@@ -162,6 +163,14 @@ class MySQLConnecting(Connecting):
     idle_properties = frozenset(
         {"rewritebatchedstatements", "useunicode", "characterencoding", "tcpkeepalive"}
     )
+
+    def place(self, url: URL, connection: Any) -> tuple[str | None, int | None, str | None]:
+        # A URL may leave host and port to an option file, or name a socket.
+        if not url.drivername.endswith(f"+{self.driver}"):
+            return super().place(url, connection)
+        if connection.unix_socket:
+            return connection.unix_socket, None, url.database
+        return connection.host, connection.port, url.database
 
 
 class MySQLMigrating(Migrating):

@@ -133,6 +133,12 @@ class PostgreSQLConnecting(Connecting):
         threshold = None if value == "none" else int(value)
         return url.difference_update_query([_THRESHOLD]), {_THRESHOLD: threshold}
 
+    def place(self, url: URL, connection: Any) -> tuple[str | None, int | None, str | None]:
+        # A URL may leave them to libpq's environment and service file, or name several hosts.
+        if not url.drivername.endswith(f"+{self.driver}"):
+            return super().place(url, connection)
+        return connection.info.host, connection.info.port, connection.info.dbname
+
     def with_property(self, url: URL, name: str, value: str) -> URL | None:
         if name in _SAME:
             return url.update_query_dict({name: value})

@@ -74,6 +74,12 @@ class SQLiteConnecting(Connecting):
     driver = "pysqlite"
     is_default = True
 
+    def place(self, url: URL, connection: Any) -> tuple[str | None, int | None, str | None]:
+        try:
+            return None, None, self.reachable(url).database
+        except ValueError:
+            return None, None, url.database or ":memory:"
+
     def reachable(self, url: URL) -> URL:
         # Absolute: tasks run in folders of their own.
         if not url.database or url.database == ":memory:" or url.database.startswith("file:"):
