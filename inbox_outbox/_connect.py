@@ -21,7 +21,7 @@ Url = Annotated[
         envvar=URL_VARIABLE,
         show_envvar=True,
         metavar="URL",
-        help="The database, like postgresql://user@host/database; behind a pooler in transaction mode"
+        help="The database, like postgresql://user@host/db; behind a pooler in transaction mode"
         " add ?prepare_threshold=none.",
     ),
 ]
@@ -31,7 +31,7 @@ StoreUrl = Annotated[
         envvar=URL_VARIABLE,
         show_envvar=True,
         metavar="URL",
-        help="The database, like postgresql://user@host/database, or redis://user@host/0.",
+        help="The database, like postgresql://user@host/db, or redis://user@host/0.",
     ),
 ]
 Prefix = Annotated[str, typer.Option(help="Redis only: the prefix of the keys.", metavar="TEXT")]

@@ -146,16 +146,34 @@ def peek(
         ),
     ] = None,
     dead: Annotated[bool, typer.Option("--dead", help="The same as --state dead.")] = False,
+    errors_first: Annotated[
+        bool | None,
+        typer.Option(
+            "--errors-first/--in-order",
+            show_default=False,
+            help="Whether failed and held messages come before all others; by default with --topic.",
+        ),
+    ] = None,
     schema: Schema = None,
     json: Json = False,
 ) -> None:
-    """Messages, the next ones to leave first; changes nothing."""
+    """Messages, the next ones to leave first; with --topic, failed and held ones first. Changes nothing."""
     if dead and state not in (None, MessageState.DEAD):
         raise InvalidOption(f"--dead, --state={state.value!r}: expected one of the two")
     wanted = MessageState.DEAD if dead else state
+    if errors_first and wanted is not None:
+        raise InvalidOption(f"--errors-first, --state={wanted.value!r}: expected one of the two")
     with engine_at(url, schema) as engine:
         place = place_of(engine, schema)
-        found = outbox.peek(engine, limit, topic=topic, key=key, state=wanted, schema=schema)
+        found = outbox.peek(
+            engine,
+            limit,
+            topic=topic,
+            key=key,
+            state=wanted,
+            errors_first=topic is not None and wanted is None if errors_first is None else errors_first,
+            schema=schema,
+        )
     if json:
         as_json(list(found))
     else:

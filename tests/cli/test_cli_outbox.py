@@ -94,6 +94,26 @@ def test_peek(engine: Engine, run: Run) -> None:
     assert as_json(run("outbox", "peek", "--dead", "--topic", "mail", "--json")) == []
 
 
+def test_peek_with_errors_first(engine: Engine, run: Run) -> None:
+    """With `--topic`, messages whose send has failed come first, unless `--in-order` says otherwise; without
+    it only with `--errors-first`."""
+    publish(engine, "a1", "b1")
+    outbox.pause(engine, "orders")
+    (held,) = publish(engine, "h1", topic="mail")
+    relay(engine, Recorder(lambda _: Refused("no")), after_dead="hold")
+    publish(engine, "c1", topic="mail")
+    with engine.begin() as connection:
+        connection.execute(update(TABLES.message).values(topic="orders"))
+
+    def first(*options: str) -> str:
+        return str(as_json(run("outbox", "peek", *options, "--json"))[0]["id"])
+
+    assert first("--topic", "orders") == first("--errors-first") == held
+    assert first("--topic", "orders", "--in-order") == first() != held
+    assert len(as_json(run("outbox", "peek", "--topic", "orders", "--json"))) == 4
+    assert as_json(run("outbox", "peek", "--topic", "orders", "--dead", "--json")) == []
+
+
 def test_pause_and_resume(engine: Engine, run: Run) -> None:
     """`pause` and `resume` print what they have done, and whether it changed anything."""
     assert succeeded(run("outbox", "pause")) == "all topics: paused\n"
@@ -195,6 +215,7 @@ WRONG: list[tuple[list[str], str]] = [
     (["peek", "--limit", "0"], "limit=0: expected a whole number"),
     (["peek", "--state", "lost"], "--state"),
     (["peek", "--dead", "--state", "held"], "--dead, --state='held': expected one of the two"),
+    (["peek", "--errors-first", "--dead"], "--errors-first, --state='dead': expected one of the two"),
     (["retry"], "expected the id of a message, or --all"),
     (["retry", "1", "--all", "dead"], "expected the id of a message, or --all"),
     (["retry", "1", "--topic", "a"], "--topic, --key: expected only with --all"),

@@ -203,6 +203,33 @@ def test_peek_by_topic_and_key(engine: Engine) -> None:
     assert outbox.peek(engine, key="c") == []
 
 
+def test_peek_with_errors_first(engine: Engine) -> None:
+    """With `errors_first`, failed and held messages come before the others, and both in the order in which
+    they leave; also of one topic or key, up to the limit. A message that an operator has sent again stays
+    among the failed."""
+    outbox.pause(engine, "mail")
+    publish(engine, "a1", topic="mail")
+    in_every_state(engine)
+    assert outbox.peek(engine)[0].key == "a"
+    shown = [(each.key, each.state) for each in outbox.peek(engine, errors_first=True)]
+    failed, others = shown[:3], shown[3:]
+    assert failed == [("w", "waiting"), ("u", "unknown"), ("h", "held")]
+    assert [key for key, _ in others] == ["a", "w", "u", "h"]
+    assert {state for _, state in others} == {"pending"}
+    for limit in (1, 3, 4):
+        found = outbox.peek(engine, limit, errors_first=True)
+        assert [(each.key, each.state) for each in found] == shown[:limit]
+    found = outbox.peek(engine, topic="orders", errors_first=True)
+    assert [each.key for each in found] == ["w", "u", "h", "w", "u", "h"]
+    of_key = outbox.peek(engine, key="h", errors_first=True)
+    assert [each.state for each in of_key] == ["held", "pending"]
+    assert [each.key for each in outbox.peek(engine, topic="mail", errors_first=True)] == ["a"]
+    outbox.retry(engine, found[0].id)
+    assert [each.key for each in outbox.peek(engine, 3, errors_first=True)] == ["w", "u", "h"]
+    with pytest.raises(InvalidOption, match="errors_first=True, state='dead': expected one of the two"):
+        outbox.peek(engine, state="dead", errors_first=True)
+
+
 def test_a_drained_outbox(engine: Engine) -> None:
     """The outbox is drained when every message left is held, behind a held message of its key, paused, or
     delayed."""
