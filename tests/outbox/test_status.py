@@ -1,7 +1,9 @@
 """What operators see of the outbox on every database: counts, relays and messages."""
 
+from typing import Any
+
 import pytest
-from sqlalchemy import Engine, insert, text, update
+from sqlalchemy import Engine, event, insert, text, update
 
 import outbox
 from outbox import MessageState, Outbox, OutboxStatus, Refused, Relay, Unavailable
@@ -228,6 +230,34 @@ def test_peek_with_errors_first(engine: Engine) -> None:
     assert [each.key for each in outbox.peek(engine, 3, errors_first=True)] == ["w", "u", "h"]
     with pytest.raises(InvalidOption, match="errors_first=True, state='dead': expected one of the two"):
         outbox.peek(engine, state="dead", errors_first=True)
+
+
+def test_failed_messages_are_found_by_an_index(postgres: Database) -> None:
+    """On PostgreSQL, `errors_first` finds failed messages among many others without reading these."""
+    engine = postgres.engine()
+    publish(engine, "w1", "h1")
+    relay(engine, Recorder({"w1": [Unavailable("full", 60.0)], "h1": [Refused("no")]}), after_dead="hold")
+    with engine.begin() as connection:
+        connection.execute(
+            text(
+                "INSERT INTO outbox_message (bucket, id, topic, payload, content_type) "
+                "SELECT n % 64, n::text, 'orders', 'x', 'text/plain' FROM generate_series(1, 20000) n"
+            )
+        )
+        connection.execute(text("ANALYZE outbox_message"))
+    asked: list[tuple[str, Any]] = []
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def note(_: Any, __: Any, statement: str, parameters: Any, *___: Any) -> None:
+        if "outbox_message" in statement and not statement.startswith("EXPLAIN"):
+            asked.append((statement, parameters))
+
+    assert [each.key for each in outbox.peek(engine, 2, topic="orders", errors_first=True)] == ["w", "h"]
+    [(statement, parameters)] = [each for each in asked if "attempts >" in each[0]]
+    with engine.connect() as connection:
+        plan = "\n".join(connection.exec_driver_sql(f"EXPLAIN {statement}", parameters).scalars())
+    assert "outbox_message_bucket" in plan
+    assert "Seq Scan" not in plan
 
 
 def test_a_drained_outbox(engine: Engine) -> None:
