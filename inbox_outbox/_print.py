@@ -14,8 +14,8 @@ from rich.text import Text
 
 _WIDE = 10_000
 """The columns of a file or a pipe, which has no width."""
-_UNBROKEN = 36
-"""The longest word that is never broken: an id."""
+_NAME, _WORD, _VALUE = 36, 20, 12
+"""The longest that a table does not break: names and ids, words of a text, values such as 14 d ago."""
 
 
 def grid(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -49,10 +49,9 @@ def _upright(headings: Sequence[str], rows: list[list[str]]) -> Table:
 
 
 def _widths(columns: list[tuple[str, ...]], room: int) -> list[int] | None:
-    """How wide the columns of a table are in this room; None if it breaks words."""
+    """The widths of columns, each with its heading, in this room; None if it is too little."""
     wanted = [max(map(cell_len, column)) for column in columns]
-    least = [max(cell_len(word) for cell in column for word in cell.split()) for column in columns]
-    widths = [min(width, _UNBROKEN) for width in least]
+    widths = [max(_longest_word(heading), *map(_least, column)) for heading, *column in columns]
     left = room - sum(widths) - 3 * len(columns) - 1
     if left < 0:
         return None
@@ -62,6 +61,16 @@ def _widths(columns: list[tuple[str, ...]], room: int) -> list[int] | None:
         widths[each] += more
         left -= more
     return widths
+
+
+def _least(cell: str) -> int:
+    if cell_len(cell) <= _VALUE:
+        return cell_len(cell)
+    return min(_longest_word(cell), _NAME if len(cell.split()) == 1 else _WORD)
+
+
+def _longest_word(text: str) -> int:
+    return max(map(cell_len, text.split()), default=0)
 
 
 def printable(text: str) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from contextlib import redirect_stdout
 
 import pytest
 from rich.cells import cell_len
@@ -9,7 +10,9 @@ from sqlalchemy import Engine
 
 import outbox
 from inbox import Inbox, SqlStore, Status, set_policy
+from inbox_outbox._print import grid
 from outbox import Outbox, Unavailable
+from tests.cli.test_cli_repair import rows
 from tests.support.cases import case
 from tests.support.cli import Terminal, in_this_process
 from tests.support.database import Database
@@ -90,3 +93,22 @@ def test_a_pipe(migrated: Database, monkeypatch: pytest.MonkeyPatch) -> None:
         assert ERROR.strip() in line
     found = json.loads(in_this_process("outbox", "peek", "--json", url=url, out=Terminal()).stdout)
     assert [each["id"] for each in found] == ids
+
+
+def test_short_values_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a table has to be narrow, headings and texts are folded at words; ids, short values, and words of
+    ordinary length are not broken."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    message = "01a21e8e-7415-7242-82cd-e8bba04f8aaf"
+    row = message, "order-1", "14 d ago", "waiting, again in 15 min"
+    with redirect_stdout(Terminal()) as shown:
+        grid(("id", "inbox key", "since then", "state"), [row])
+    first, *others = rows(re.sub(r"\x1b\[[0-9;]*m", "", shown.getvalue()))
+    assert first == [*row[:3], "waiting,"]
+    assert [" ".join(column).strip() for column in zip(*others, strict=True)] == [
+        "",
+        "",
+        "",
+        "again in 15 min",
+    ]
