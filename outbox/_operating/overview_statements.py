@@ -11,8 +11,6 @@ from sqlalchemy import (
     case,
     distinct,
     func,
-    literal_column,
-    or_,
     select,
     tuple_,
     union_all,
@@ -22,7 +20,7 @@ from sqlalchemy.sql.elements import ColumnElement
 from inbox_outbox_base.tables.times import readable
 from outbox.schema import OutboxTables
 
-from .statements import has_a_time, since, state_of
+from .statements import has_a_time, has_failed, since, state_of
 
 
 def _limit(name: str) -> Any:
@@ -45,10 +43,8 @@ def front(tables: OutboxTables, buckets: int) -> Select[Any]:
 @cache
 def failed(tables: OutboxTables) -> Select[Any]:
     """Messages that were sent and not taken, counted: up to `limit`, found by the index of such messages."""
-    c = tables.message.c
-    # In the words of the partial index.
-    is_in_index = or_(c.state != literal_column("'pending'"), c.attempts > literal_column("0"))
-    return _counted(select(*_seen(tables)).where(is_in_index).limit(_limit("limit")).subquery("failed"))
+    rows = select(*_seen(tables)).where(has_failed(tables.message)).limit(_limit("limit"))
+    return _counted(rows.subquery("failed"))
 
 
 def _seen(tables: OutboxTables) -> list[ColumnElement[Any]]:

@@ -55,8 +55,8 @@ def _is_waiting(table: Table) -> ColumnElement[bool]:
 
 
 def has_failed(table: Table) -> ColumnElement[bool]:
-    """Sent since an operator last reset the count, and not accepted; or held. Literals, so that PostgreSQL
-    knows that its partial index has all of these."""
+    """Sent since an operator last reset the count, and not accepted; or held. In the words of PostgreSQL's
+    partial index."""
     c = table.c
     return or_(c.state != literal_column("'pending'"), c.attempts > literal_column("0"))
 
