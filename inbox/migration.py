@@ -20,7 +20,7 @@ from typing import Any
 
 from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import Connection, Engine, func, literal_column, select, table
+from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
 from inbox_outbox_base.checks.url import database_url
@@ -29,7 +29,7 @@ from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import InvalidOption, TransientError
 from inbox_outbox_base.tables.inbox import FEATURES, VERSION_TABLE
 
-from ._migrating import one_at_a_time, revisions, version
+from ._migrating import one_at_a_time, removal, revisions, version
 from ._migrating.one_at_a_time import check, turn
 from ._migrating.revisions import Features
 from ._migrating.version import current, forget_base
@@ -42,7 +42,6 @@ __all__ = [
     "downgrade",
     "forget_base",
     "include_name",
-    "lost_rows",
     "migrate",
     "options",
     "script",
@@ -55,7 +54,6 @@ URL_VARIABLE = "INBOX_OUTBOX_URL"
 
 _ALEMBIC = threading.Lock()  # the revisions import its `op`, which is a global variable
 _OURS = frozenset({VERSION_TABLE}.union(*FEATURES.values()))
-_FILLED = ("outbox_bucket",)  # tables whose rows the migration makes
 _PAUSE = 0.5  # seconds
 
 
@@ -65,6 +63,7 @@ def migrate(
     *,
     schema: str | None = None,
     features: Sequence[str] | None = None,
+    keep_rows: bool = False,
 ) -> None:
     """Bring the tables to a revision, up or down; concurrent callers take turns.
 
@@ -74,9 +73,13 @@ def migrate(
         schema: PostgreSQL only: the schema to place the tables in, made if it does not exist.
         features: the features whose tables to make: some of "inbox", "status", "ledger" and "outbox"; None is
             all. Existing tables are brought to the revision in any case.
+        keep_rows: on the way down, drop nothing if one of the tables to drop has rows. They are counted while
+            nobody else can write to them, so that no row committed meanwhile is lost either; the 64 rows of
+            `outbox_bucket` do not count. On MySQL and MariaDB this takes the right LOCK TABLES.
 
     Raises:
-        InvalidOption: there is no such revision or feature, or `schema` on another database.
+        InvalidOption: there is no such revision or feature, or `schema` on another database; or, with
+            `keep_rows`, a table has rows: the error says which, and how many.
         UnsupportedDatabase: neither PostgreSQL, MySQL, MariaDB nor SQLite; or no migration of this version
             made the existing tables.
         TransientError: somebody else was migrating, or had a table locked, for a minute. On PostgreSQL each
@@ -88,7 +91,7 @@ def migrate(
     deadline = time.monotonic() + one_at_a_time.LOCK_WAIT
     while True:
         try:
-            _migrate(engine, revision, schema, wanted)
+            _migrate(engine, revision, schema, wanted, keep_rows=keep_rows)
         except DBAPIError as error:
             if not codes.ends_wait(error):
                 raise
@@ -124,25 +127,6 @@ def script(
         with context.begin_transaction(), Operations.context(context) as op:
             upgrade(op, revision, schema=schema, features=features)
     return output.getvalue()
-
-
-def lost_rows(
-    connection: Connection, revision: str, *, schema: str | None = None, most: int = 100_000
-) -> dict[str, int]:
-    """How many rows `migrate` to this revision would delete together with their tables, by table.
-
-    Empty tables, and tables whose rows a migration makes, are left out. Counting stops after `most` rows of a
-    table.
-    """
-    reached, end = version.reached(connection, schema), revisions.position(revision)
-    steps = revisions.downs(reached, end, revisions.there(connection, schema))
-    found: dict[str, int] = {}
-    for name in (name for _, step in steps for name in getattr(step.module, "makes", ())):
-        some = select(literal_column("1")).select_from(table(name, schema=schema)).limit(most).subquery()
-        count: int = connection.execute(select(func.count()).select_from(some)).scalar_one()
-        if count and name not in _FILLED:
-            found[name] = count
-    return found
 
 
 def include_name(name: str | None, kind: str, parents: Mapping[str, Any]) -> bool:
@@ -208,6 +192,7 @@ def downgrade(
     schema: str | None = None,
     since: str = "head",
     features: Sequence[str] | None = None,
+    keep_rows: bool = False,
 ) -> None:
     """Take back what `upgrade` did, inside a revision of the application's own history.
 
@@ -217,9 +202,15 @@ def downgrade(
         since: the tables' current revision, if the database cannot be asked.
         features: remove only the tables of these features, the counterpart of an `upgrade` that added them.
             Only with "base".
+        keep_rows: as for `migrate`. On PostgreSQL, the transaction has to be READ COMMITTED.
+
+    Raises: as `migrate`; also InvalidOption with `features` and another revision than "base", with
+        `keep_rows` in a script (`alembic downgrade --sql`), or at another isolation level.
     """
     context: MigrationContext = op.get_context()
     check(context.dialect.name, schema)
+    if keep_rows and context.as_sql:
+        raise InvalidOption("keep_rows=True: a script cannot count rows")
     end, gone = revisions.position(revision), revisions.checked(features)
     if context.as_sql:
         start, present = revisions.position(since), gone
@@ -232,6 +223,9 @@ def downgrade(
         steps = [(start, step) for step in revisions.removals(start, present & gone, left)]
     else:
         steps = list(revisions.downs(start, end, present))
+    if keep_rows:
+        names = [name for _, step in steps for name in reversed(step.module.makes)]
+        removal.drop_empty(op.get_bind(), schema, names, revision)
     with _inbox_schema(context, schema):
         for number, step in steps:
             step.module.downgrade()
@@ -252,7 +246,7 @@ def options(schema: str | None) -> dict[str, Any]:
     }
 
 
-def _migrate(engine: Engine, revision: str, schema: str | None, wanted: Features) -> None:
+def _migrate(engine: Engine, revision: str, schema: str | None, wanted: Features, *, keep_rows: bool) -> None:
     with turn(engine, schema) as connection, _ALEMBIC:
         is_up = revisions.position(revision) >= version.reached(connection, schema)
         context = MigrationContext.configure(connection, opts=options(schema))
@@ -260,7 +254,7 @@ def _migrate(engine: Engine, revision: str, schema: str | None, wanted: Features
             if is_up:
                 upgrade(op, revision, schema=schema, features=sorted(wanted))
             else:
-                downgrade(op, revision, schema=schema)
+                downgrade(op, revision, schema=schema, keep_rows=keep_rows)
 
 
 @contextmanager

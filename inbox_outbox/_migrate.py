@@ -3,15 +3,11 @@
 from typing import Annotated
 
 import typer
-from sqlalchemy import Engine
 
 from inbox import migration
-from inbox.errors import InvalidOption
 from inbox.migration import database_url
 
 from ._connect import Schema, Url, engine_at
-
-_MOST = 100_000
 
 
 def migrate(
@@ -36,22 +32,6 @@ def migrate(
         print(migration.script(dialect, to, schema=schema, features=feature or None), end="")
         return
     with engine_at(url, schema) as engine:
-        if not yes:
-            _check_nothing_is_lost(engine, to, schema)
-        migration.migrate(engine, to, schema=schema, features=feature or None)
+        migration.migrate(engine, to, schema=schema, features=feature or None, keep_rows=not yes)
         with engine.connect() as connection:
             print(f"tables are at revision {migration.current(connection, schema) or 'base'}")
-
-
-def _check_nothing_is_lost(engine: Engine, to: str, schema: str | None) -> None:
-    with engine.connect() as connection:
-        lost = migration.lost_rows(connection, to, schema=schema, most=_MOST)
-    if lost:
-        counts = ", ".join(f"{_counted(count)} of {name}" for name, count in lost.items())
-        raise InvalidOption(f"--to={to!r}: this deletes {counts}; if that is what you want, add --yes")
-
-
-def _counted(count: int) -> str:
-    if count >= _MOST:
-        return f"{_MOST:,} rows or more"
-    return f"{count:,} row{'' if count == 1 else 's'}"

@@ -1,10 +1,11 @@
 """The contracts of each database's `dialect.py`: error codes, types, connections and migrations."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Literal
 
-from sqlalchemy import URL, Connection
+from sqlalchemy import URL, Connection, Table
 from sqlalchemy.types import TypeEngine
 
 Code = str | int
@@ -194,6 +195,9 @@ class Migrating(ABC):
     starts_over = False
     """Whether a migration that waited too long for a table starts over, until a minute has passed."""
 
+    snapshots: frozenset[str] = frozenset()
+    """Isolation levels at which a transaction that has waited for a table does not see what is in it."""
+
     @abstractmethod
     def wait_for_turn(self, connection: Connection, seconds: int, table_seconds: int) -> bool:
         """Prevent other migrations until this transaction, or this session, is over.
@@ -203,3 +207,8 @@ class Migrating(ABC):
                 driver raise.
             table_seconds: how long each later statement may wait for a table, if that can be limited.
         """
+
+    @abstractmethod
+    def locked(self, connection: Connection, tables: Sequence[Table]) -> AbstractContextManager[object]:
+        """Let nobody else write to these tables until the transaction is over, or they are dropped within
+        the block: what a statement of the block counts is all that there is."""

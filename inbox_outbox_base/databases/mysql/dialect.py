@@ -4,7 +4,8 @@ Error numbers are from their server and client error references.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from sqlalchemy import (
@@ -14,6 +15,7 @@ from sqlalchemy import (
     Connection,
     Dialect,
     String,
+    Table,
     cast,
     func,
     select,
@@ -183,3 +185,12 @@ class MySQLMigrating(Migrating):
         # By default DDL waits for a table for a day (MariaDB) or a year (MySQL).
         connection.execute(text("SET SESSION lock_wait_timeout = :wait"), {"wait": seconds})
         return bool(connection.execute(select(func.get_lock(_LOCK, seconds))).scalar_one() == 1)
+
+    @contextmanager
+    def locked(self, connection: Connection, tables: Sequence[Table]) -> Iterator[None]:
+        names = map(connection.dialect.identifier_preparer.format_table, tables)
+        connection.exec_driver_sql(f"LOCK TABLES {', '.join(f'{name} WRITE' for name in names)}")
+        try:
+            yield
+        finally:
+            connection.exec_driver_sql("UNLOCK TABLES")

@@ -3,10 +3,11 @@
 SQLSTATEs are from appendix A of its manual.
 """
 
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
-from sqlalchemy import URL, Connection, Text, func, select
+from sqlalchemy import URL, Connection, Table, Text, func, select
 from sqlalchemy.types import TypeEngine
 
 from inbox_outbox_base.dialect import Code, Codes, Connecting, Migrating, Storing
@@ -155,12 +156,19 @@ class PostgreSQLMigrating(Migrating):
 
     has_schemas = True
     starts_over = True
+    snapshots = frozenset({"REPEATABLE READ", "SERIALIZABLE"})
 
     def wait_for_turn(self, connection: Connection, seconds: int, table_seconds: int) -> bool:
         _limit(connection, seconds)
         connection.execute(select(func.pg_advisory_xact_lock(_LOCK)))
         _limit(connection, table_seconds)
         return True
+
+    @contextmanager
+    def locked(self, connection: Connection, tables: Sequence[Table]) -> Iterator[None]:
+        names = ", ".join(map(connection.dialect.identifier_preparer.format_table, tables))
+        connection.exec_driver_sql(f"LOCK TABLE {names} IN ACCESS EXCLUSIVE MODE")
+        yield
 
 
 def _limit(connection: Connection, seconds: int) -> None:

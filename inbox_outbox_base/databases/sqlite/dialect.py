@@ -1,10 +1,11 @@
 """SQLite: its result codes, types, driver and locks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Connection, Integer
+from sqlalchemy import URL, Connection, Integer, Table, delete, false
 from sqlalchemy.types import TypeEngine
 
 from inbox_outbox_base.dialect import Code, Codes, Connecting, Migrating, Storing
@@ -94,9 +95,21 @@ class SQLiteMigrating(Migrating):
 
     def wait_for_turn(self, connection: Connection, seconds: int, table_seconds: int) -> bool:
         connection.begin()  # not a no-op: applications may listen for it
-        if not getattr(connection.connection.driver_connection, "in_transaction", False):
+        if not _has_begun(connection):
             _begin_immediately(connection, seconds)
         return True
+
+    @contextmanager
+    def locked(self, connection: Connection, tables: Sequence[Table]) -> Iterator[None]:
+        if not _has_begun(connection):
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+        # A transaction may have begun without the right to write: a write takes it, or fails.
+        connection.execute(delete(tables[0]).where(false()))
+        yield
+
+
+def _has_begun(connection: Connection) -> bool:
+    return bool(getattr(connection.connection.driver_connection, "in_transaction", False))
 
 
 def _begin_immediately(connection: Connection, seconds: int) -> None:
