@@ -181,6 +181,9 @@ def upgrade(
             # Up to `start`, a step only adds the tables of another feature: the revision stays.
             if number > start:
                 version.note(op, schema, number)
+        if migrating(context.dialect.name).commits_ddl and not context.as_sql:
+            for index in revisions.unindexed(op.get_bind(), schema, start, present & wanted):
+                index.create(op.get_bind())
     if end > start:
         version.note(op, schema, end)
 

@@ -9,10 +9,11 @@ from functools import cache
 from pathlib import Path
 
 from alembic.script import Script, ScriptDirectory
-from sqlalchemy import Connection, inspect
+from sqlalchemy import Connection, Index, inspect
 
+from inbox_outbox_base.checks.missing import missing_indexes
 from inbox_outbox_base.errors.inbox import InvalidOption, UnsupportedDatabase
-from inbox_outbox_base.tables.inbox import FEATURES
+from inbox_outbox_base.tables.inbox import FEATURES, tables
 
 Features = frozenset[str]
 
@@ -102,6 +103,15 @@ def undone(
             lacking = [name for name in makes if name not in there]
             raise _half(step, f"{', '.join(there)} exist, but not {', '.join(lacking)}")
     return missing
+
+
+def unindexed(connection: Connection, schema: str | None, start: int, present: Features) -> Iterator[Index]:
+    """Indexes that tables of these features lack: a migration has died between CREATE TABLE and CREATE INDEX,
+    where DDL cannot be rolled back. (A table's indexes are all made by the revision that makes the table.)"""
+    declared = {table.name: table for table in tables(schema).metadata.sorted_tables}
+    for step in revisions()[:start]:
+        for name in step.module.makes if concerns(step, present) else ():
+            yield from missing_indexes(connection, declared[name])
 
 
 def _half(step: Script, what: str) -> UnsupportedDatabase:
