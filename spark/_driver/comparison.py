@@ -7,18 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark import TaskContext
+from sqlalchemy import Connection
 
 from inbox_outbox_base.databases.registry import loading
 from inbox_outbox_base.errors.spark import ColumnMismatch
 from inbox_outbox_base.tables.inbox import tables
 from spark._executor.columns import check_key
 from spark._executor.compare_partition import Compared, compared, compared_columns, needed
-from spark._executor.connect import engine_of, transaction
+from spark._executor.connect import engine_of, rolled_back
 from spark._executor.reconciliation import Difference, Reconciliation
 from spark._options.session import arrow_schema, only
 from spark._options.settings import WriterSettings
 
-from .job import PATIENCE, check_tables
+from .job import check_tables
 from .send_code import mapped
 
 if TYPE_CHECKING:
@@ -68,9 +69,12 @@ def check(settings: WriterSettings, schema: pa.Schema) -> bool:
         if name not in schema.names:
             raise ColumnMismatch(f"Upsert: the DataFrame has no column {name!r}")
     database = loading(settings.url.get_backend_name())
-    with transaction(engine_of(settings), database, settings, PATIENCE) as connection:
+
+    def is_comparable(connection: Connection) -> bool:
         check_tables(connection, tables(settings.inbox_schema))
         return bool(compared_columns(connection, database, settings, schema))
+
+    return rolled_back(engine_of(settings), database, settings, is_comparable)
 
 
 def summary(settings: WriterSettings, compares_table: bool, parts: list[Compared]) -> Reconciliation:

@@ -1,10 +1,12 @@
 """The driver's work before and after the tasks, shared by `InboxWriter` and `InboxDataSource`."""
 
 import logging
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
+from typing import TypeVar
 from uuid import uuid4
 
 import pyarrow as pa
@@ -20,7 +22,7 @@ from inbox_outbox_base.transactions import safety
 from inbox_outbox_base.transactions.policy import Declaration
 from spark._executor import ledger, sinks
 from spark._executor.columns import check_key, fitted
-from spark._executor.connect import committed, engine_of, transaction
+from spark._executor.connect import committed, engine_of, rolled_back
 from spark._executor.destinations import destinations
 from spark._executor.failures import without_values
 from spark._executor.ledger import UNFINISHED, WHOLE_BATCH, LedgerEntry
@@ -36,12 +38,12 @@ from .work import work_of
 
 _log = logging.getLogger("spark.inbox")
 
+T = TypeVar("T")
+
 Targets = list[tuple[WriterSettings, list[Column]]]
 """The settings of each target, and how its columns are sent."""
 
 DISTRIBUTION = "inbox-outbox"
-PATIENCE = 15.0
-"""Seconds to wait for a connection before the job: the URL or the password may be wrong."""
 
 
 def own_version() -> str:
@@ -96,8 +98,11 @@ class Job:
         Raises: the errors of `prepare`.
         """
         self._check_targets(self._fitted(schema))
-        with transaction(self._engine, self._database, self.settings, PATIENCE) as connection:
-            self._policy.agree(connection, is_new=False)
+        self._look(partial(self._policy.agree, is_new=False))
+
+    def _look(self, work: Callable[[Connection], T]) -> T:
+        """Run `work` in a transaction of its own that leaves nothing; it is retried."""
+        return rolled_back(self._engine, self._database, self.settings, work)
 
     @property
     def _policy(self) -> Declaration:
@@ -109,29 +114,30 @@ class Job:
         check_key(self.settings, schema)
         check_messages(self.settings, schema)
         check_digest(self.settings, schema)
-        with transaction(self._engine, self._database, self.settings, PATIENCE) as connection:
-            more = () if self.settings.outbox is None else (self.tables.outbox.message,)
-            check_tables(connection, self.tables, *more)
-            safety.check(connection, [self.tables.message, self.tables.ledger, self.tables.rejected, *more])
-            places = [
-                None if each.table is None else self._database.place(connection, each)
-                for each in self.settings.targets
-            ]
-            self._work = work_of(self.settings, places, schema)
-            targets = [
-                (each.settings, fitted(connection, self._database, each, each.schema(schema)))
-                for each in destinations(self.settings, schema)
-            ]
-            # A generated name is new, so nothing can have been committed under it.
-            if self._is_named and self.settings.ledger != "off":
-                self._done, _ = self._entries(connection)
+        return self._look(partial(self._fitted_by, schema))
+
+    def _fitted_by(self, schema: pa.Schema, connection: Connection) -> Targets:
+        more = () if self.settings.outbox is None else (self.tables.outbox.message,)
+        check_tables(connection, self.tables, *more)
+        safety.check(connection, [self.tables.message, self.tables.ledger, self.tables.rejected, *more])
+        places = [
+            None if each.table is None else self._database.place(connection, each)
+            for each in self.settings.targets
+        ]
+        self._work = work_of(self.settings, places, schema)
+        targets = [
+            (each.settings, fitted(connection, self._database, each, each.schema(schema)))
+            for each in destinations(self.settings, schema)
+        ]
+        # A generated name is new, so nothing can have been committed under it.
+        if self._is_named and self.settings.ledger != "off":
+            self._done, _ = self._entries(connection)
         return targets
 
     def _check_targets(self, targets: Targets) -> None:
         # Each target in its own transaction, which an error ends and nothing commits.
         for settings, columns in targets:
-            with transaction(self._engine, self._database, self.settings, PATIENCE) as connection:
-                sinks.check(connection, self._database, settings, columns)
+            self._look(partial(sinks.check, database=self._database, settings=settings, columns=columns))
 
     def check_keys(self, schema: pa.Schema) -> None:
         """The checks of `prepare`, except those of the target.
@@ -139,8 +145,7 @@ class Job:
         Raises: the errors of `prepare`.
         """
         check_key(self.settings, schema)
-        with transaction(self._engine, self._database, self.settings, PATIENCE) as connection:
-            check_tables(connection, self.tables)
+        self._look(partial(check_tables, tables=self.tables))
 
     def finished(self) -> RowCounts | None:
         """The counts of the whole batch if it was finished before."""

@@ -6,17 +6,18 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import IntegerType, LongType, StringType, StructType, TimestampType
+from sqlalchemy import Connection
 
 from inbox_outbox_base.databases.registry import loading
 from inbox_outbox_base.errors.inbox import InvalidOption
 from inbox_outbox_base.tables.inbox import tables
-from spark._executor.connect import engine_of, transaction
+from spark._executor.connect import engine_of, rolled_back
 from spark._executor.failures import guarded
 from spark._executor.stored import Span, spans, stored
 from spark._options.reading import COLUMNS, Reading
 from spark._options.session import arrow_schema
 
-from .job import PATIENCE, check_tables
+from .job import check_tables
 from .send_code import sent
 
 _TYPES = {"string": StringType(), "bigint": LongType(), "int": IntegerType(), "timestamp": TimestampType()}
@@ -62,10 +63,13 @@ class InboxReader(DataSourceReader):
         """
         settings = self._reading.settings
         engine, database = engine_of(settings), loading(settings.url.get_backend_name())
-        with transaction(engine, database, settings, PATIENCE) as connection:
+
+        def ranges(connection: Connection) -> list[InputPartition]:
             check_tables(connection, tables(settings.inbox_schema))
             with database.by_index(connection):
                 return [*spans(connection, self._reading)]
+
+        return rolled_back(engine, database, settings, ranges)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one range."""

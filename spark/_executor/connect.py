@@ -1,4 +1,4 @@
-"""The connections of tasks: few, short-lived, and retried."""
+"""The connections of tasks and of the driver: few, short-lived, and retried."""
 
 import random
 import time
@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event, text
 from sqlalchemy.exc import DBAPIError
@@ -27,6 +28,12 @@ TRIES = 100
 
 PATIENCE = 600.0
 """Seconds a task waits for a free connection: tasks hold one only while they write rows, not to compute."""
+
+FIRST_PATIENCE = 15.0
+"""Seconds the driver waits for a connection before the job: the URL or the password may be wrong."""
+
+_reached: WeakSet[Engine] = WeakSet()
+"""Engines that have had a connection, so that their URLs are right."""
 
 
 def engine_of(settings: WriterSettings) -> Engine:
@@ -81,7 +88,20 @@ def committed(
             connection.commit()
             return result
 
-    return retry(once, TRIES, lambda error, _: is_passing(error) and not _is_refused(error))
+    return retry(once, TRIES, lambda error, _: _may_pass(error))
+
+
+def rolled_back(
+    engine: Engine, database: Loading, settings: WriterSettings, work: Callable[[Connection], T]
+) -> T:
+    """Run `work` on the driver in a transaction that leaves nothing, and return its result; retry transient
+    errors like a task, unless this process has never reached the server."""
+
+    def once() -> T:
+        with transaction(engine, database, settings, FIRST_PATIENCE) as connection:
+            return work(connection)
+
+    return retry(once, TRIES, lambda error, _: engine in _reached and _may_pass(error))
 
 
 @contextmanager
@@ -115,6 +135,7 @@ def _connect(engine: Engine, database: Loading, settings: WriterSettings, patien
             if is_late or not is_transient(error) or (not is_asked and _is_refused(error)):
                 raise
         else:
+            _reached.add(engine)
             if _initialize(connection, database, settings):
                 return connection
             connection.close()
@@ -122,6 +143,10 @@ def _connect(engine: Engine, database: Loading, settings: WriterSettings, patien
                 raise TransientError(f"max_connections={settings.max_connections}: no connection was free")
         # A random time: otherwise all tasks of a job would try again at the same moment.
         time.sleep(random.uniform(0.05, 0.5))
+
+
+def _may_pass(error: Exception) -> bool:
+    return is_passing(error) and not _is_refused(error)
 
 
 def _is_refused(error: Exception) -> bool:

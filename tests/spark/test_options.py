@@ -372,7 +372,7 @@ def test_nothing_shows_a_password(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = [InboxWriter(**GOOD), InboxWriter(**GOOD, password=SECRET), checked(**GOOD, password=SECRET)]
     for form in (repr, str):
         assert all(SECRET not in form(each) for each in shown)
-    monkeypatch.setattr("spark._driver.job.PATIENCE", 0.1)
+    monkeypatch.setattr("spark._executor.connect.FIRST_PATIENCE", 0.1)
     for url in (GOOD["url"], f"mysql://user:{SECRET}@127.0.0.1:1/app"):
         settings = checked(**{**GOOD, "url": url})
         with pytest.raises(DBAPIError, match=r"127\.0\.0\.1") as caught:
