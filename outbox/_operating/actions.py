@@ -10,7 +10,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, Delete, Engine, Insert, Row, Update
+from sqlalchemy import Connection, Delete, Engine, Insert, Row, Select, Update
 from sqlalchemy.exc import IntegrityError
 
 from inbox_outbox_base.checks import outbox_options
@@ -121,7 +121,9 @@ def retry(engine: Engine, message_id: str, *, schema: str | None = None) -> Mess
         found = _found(connection, all_tables, message_id)
         state = MessageState(found.state)
         if state is MessageState.DEAD:
-            _revive(connection, all_tables, [found])
+            these = {"these": [found.id]}
+            if not _revive(connection, all_tables, statements.still_dead(all_tables), these):
+                raise _changed(message_id)
         elif state is MessageState.HELD:
             _change(connection, statements.let_go_one(all_tables), found)
         elif state in (MessageState.WAITING, MessageState.UNKNOWN):
@@ -182,34 +184,33 @@ def retry_all(
 def _retry_dead(engine: Engine, tables: OutboxTables, equal: dict[str, str]) -> int:
     """Retry the letters that were dead when the call began; with later ones it might never end."""
     statement = statements.dead_letters(tables).filter_by(**equal).limit(_READ)
+    still = statements.still_dead(tables).where(statements.died_by(tables)).filter_by(**equal)
     until = {"until": transact(engine, tables, lambda each: each.execute(clock()).scalar_one())}
     retried = 0
-    while letters := transact(engine, tables, lambda each: each.execute(statement, until).all()):
-        for start in range(0, len(letters), _WRITTEN):
-            some = letters[start : start + _WRITTEN]
-            retried += transact(engine, tables, partial(_revive_those_left, tables=tables, letters=some))
+    while ids := transact(engine, tables, lambda each: each.execute(statement, until).scalars().all()):
+        for start in range(0, len(ids), _WRITTEN):
+            some = until | {"these": ids[start : start + _WRITTEN]}
+            retried += transact(engine, tables, partial(_revive, tables=tables, still=still, these=some))
     return retried
 
 
-def _revive_those_left(connection: Connection, tables: OutboxTables, letters: Sequence[Row[Any]]) -> int:
-    these = {"these": [letter.id for letter in letters]}
+def _revive(connection: Connection, tables: OutboxTables, still: Select[Any], these: dict[str, Any]) -> int:
+    """Make those letters messages again that `still` finds among these, in newly computed buckets: the
+    number of buckets may have changed. Return how many there were."""
     connection.execute(statements.lock_dead(tables), these)
-    left = set(connection.execute(statements.still_dead(tables), these).scalars())
-    mine = [letter for letter in letters if letter.id in left]
-    if mine:
-        _revive(connection, tables, mine)
-    return len(mine)
-
-
-def _revive(connection: Connection, tables: OutboxTables, letters: Sequence[Row[Any]]) -> None:
-    """Make them messages again, in newly computed buckets: the number of buckets may have changed."""
+    # Since they were read, others may have retried or dropped some, and used their ids again.
+    letters = {each.id: each for each in connection.execute(still, these)}
+    mine = [letters[each] for each in these["these"] if each in letters]
+    if not mine:
+        return 0
     bucket_of = newest(connection, tables).bucket_of
-    given = [{"id_": letter.id, "bucket_": bucket_of(letter.key or letter.id)} for letter in letters]
+    given = [{"id_": letter.id, "bucket_": bucket_of(letter.key or letter.id)} for letter in mine]
     connection.execute(statements.revive(tables), given)
-    these = {"these": [letter.id for letter in letters]}
-    if connection.execute(statements.forget_dead(tables), these).rowcount != len(letters):
-        raise _changed(letters[0].id)
+    gone = {"these": [letter.id for letter in mine]}
+    if connection.execute(statements.forget_dead(tables), gone).rowcount != len(mine):
+        raise _changed(mine[0].id)
     notify(connection, ANY, tables.message.schema)
+    return len(mine)
 
 
 def drop(engine: Engine, message_id: str, *, schema: str | None = None) -> MessageState:
@@ -294,17 +295,17 @@ def purge_dead(
     """
     all_tables = tables(schema)
     given = {"age": -outbox_options.seconds("older_than", older_than), "limit": _PURGED}
-    old = statements.old_dead(all_tables)
-    if topic is not None:
-        old = old.where(all_tables.dead.c.topic == outbox_options.topic(topic))
+    equal = {} if topic is None else {"topic": outbox_options.topic(topic)}
+    old = statements.old_dead(all_tables).filter_by(**equal)
+    still = statements.still_dead(all_tables).where(statements.is_old(all_tables)).filter_by(**equal)
 
     def delete(connection: Connection) -> int | None:
         these = {"these": list(connection.execute(old, given).scalars())}
         if not these["these"]:
             return None
-        # Letters that are retried meanwhile keep their ids.
+        # Letters that are retried meanwhile keep their ids; some may have died again just now.
         connection.execute(statements.lock_dead(all_tables), these)
-        mine = connection.execute(statements.still_dead(all_tables), these).all()
+        mine = connection.execute(still, given | these).all()
         connection.execute(statements.forget_dead(all_tables), {"these": [each.id for each in mine]})
         _let_go(connection, all_tables, mine)
         return len(mine)

@@ -124,11 +124,21 @@ def end_one_wait(tables: OutboxTables) -> Update:
     )
 
 
+def died_by(tables: OutboxTables) -> ColumnElement[bool]:
+    """Whether a letter had died at a time."""
+    return tables.dead.c.dead_at <= bindparam("until")
+
+
+def is_old(tables: OutboxTables) -> ColumnElement[bool]:
+    """Whether a letter died longer ago than a number of seconds."""
+    return tables.dead.c.dead_at < select(from_now(bindparam("age", type_=Float))).scalar_subquery()
+
+
 @cache
 def dead_letters(tables: OutboxTables) -> Select[Any]:
-    """Ids and keys of dead letters, in the order in which they died."""
+    """Ids of dead letters, in the order in which they died."""
     c = tables.dead.c
-    return select(c.id, c.key).where(c.dead_at <= bindparam("until")).order_by(c.dead_at, c.id)
+    return select(c.id).where(died_by(tables)).order_by(c.dead_at, c.id)
 
 
 @cache
@@ -140,9 +150,9 @@ def lock_dead(tables: OutboxTables) -> Update:
 
 @cache
 def still_dead(tables: OutboxTables) -> Select[Any]:
-    """The given dead letters that still exist."""
+    """The dead letters that now have the given ids."""
     c = tables.dead.c
-    return select(c.id, c.topic).where(c.id.in_(bindparam("these", expanding=True)))
+    return select(c.id, c.topic, c.key).where(c.id.in_(bindparam("these", expanding=True)))
 
 
 @cache
@@ -163,11 +173,7 @@ def forget_dead(tables: OutboxTables) -> Delete:
 @cache
 def old_dead(tables: OutboxTables) -> Select[Any]:
     """Ids of some dead letters that died longer ago than a number of seconds."""
-    c = tables.dead.c
-    age = from_now(bindparam("age", type_=Float))
-    return (
-        select(c.id).where(c.dead_at < select(age).scalar_subquery()).limit(bindparam("limit", type_=Integer))
-    )
+    return select(tables.dead.c.id).where(is_old(tables)).limit(bindparam("limit", type_=Integer))
 
 
 @cache

@@ -32,7 +32,7 @@ from tests.support.database import Database
 from tests.support.on_servers import WITH_WRITERS, on, spread
 from tests.support.outbox_publishers import ACCEPTED, TABLES, Recorder, let_leases_end
 from tests.support.published import TOPIC, WAYS, Way, break_off, relayed, texts
-from tests.support.together import Task, together, wait_until_blocked
+from tests.support.together import Task, in_between, together, wait_until_blocked
 
 pytestmark = [pytest.mark.mysql, pytest.mark.quick("postgresql", "sqlite")]
 
@@ -262,16 +262,6 @@ def test_open_transactions_do_not_hold_up_the_relay(migrated: Database) -> None:
         other.commit()
         again.commit()
     assert sorted(texts(engine)) == ["other", "second"]
-
-
-def in_between(engine: Engine, statement: str, act: Callable[[], object]) -> None:
-    """Call a function right after the engine's first statement that begins like this."""
-    calls = iter([act])
-
-    @event.listens_for(engine, "after_cursor_execute")
-    def look(*args: Any) -> None:
-        if args[2].startswith(statement):
-            next(calls, lambda: None)()
 
 
 @on("postgresql", "mariadb")

@@ -7,9 +7,9 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from queue import SimpleQueue
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-from sqlalchemy import URL, Engine, text
+from sqlalchemy import URL, Engine, event, text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from inbox import Outcome, Verdict, is_transient
@@ -151,3 +151,13 @@ class Broker(Generic[M]):
         with self._lock:
             self.verdicts[verdict] += 1
         return True
+
+
+def in_between(engine: Engine, statement: str, act: Callable[[], object]) -> None:
+    """Call a function right after the engine's first statement that begins like this."""
+    calls = iter([act])
+
+    @event.listens_for(engine, "after_cursor_execute")
+    def look(*args: Any) -> None:
+        if args[2].startswith(statement):
+            next(calls, lambda: None)()
