@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from inbox_outbox_base.checks.options import shown
+from inbox_outbox_base.monitoring.events import describe
 from inbox_outbox_base.words.outgoing import (
     ACCEPTED,
     Accepted,
@@ -18,6 +18,8 @@ from inbox_outbox_base.words.outgoing import (
     Unknown,
     identity_of,
 )
+
+from .outcomes import as_outcome
 
 Settled: TypeAlias = Accepted | Refused
 
@@ -63,17 +65,17 @@ class Part:
 
     def outcomes(self) -> list[Outcome]:
         """An outcome for each message of the part; messages without an answer are unknown."""
-        silence = "the publisher gave no answer" if self.error is None else repr(self.error)
+        silence = "the publisher gave no answer" if self.error is None else describe(self.error)
         found: dict[int, Any] = {}
         turn = iter(range(len(self.messages)))
         for answer in self.answers:
             is_pair = isinstance(answer, tuple) and len(answer) == 2
             place, outcome = answer if is_pair else (next(turn, -1), answer)
-            if place in found or place not in range(len(self.messages)):
+            # Without an index it may not even have a hash, and the other publishers go on.
+            if not hasattr(place, "__index__") or place in found or place not in range(len(self.messages)):
                 return [Unknown("the publisher gave an answer to no message")] * len(self.messages)
             found[place] = outcome
-        given = (found.get(place, Unknown(silence)) for place in range(len(self.messages)))
-        return [each if isinstance(each, Outcome) else Unknown(f"answered {shown(each)}") for each in given]
+        return [as_outcome(found.get(place, Unknown(silence))) for place in range(len(self.messages))]
 
 
 class FanOut:

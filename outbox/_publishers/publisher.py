@@ -1,8 +1,9 @@
 """The contract between a relay and a broker."""
 
 from collections.abc import AsyncIterable, Awaitable, Iterable, Sequence
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
+from inbox_outbox_base.checks import outbox_options
 from inbox_outbox_base.words.outgoing import Envelope, Outcome
 
 Answer: TypeAlias = Outcome | tuple[int, Outcome]
@@ -47,3 +48,21 @@ class AsyncPublisher(Protocol):
     def send(self, batch: Sequence[Envelope]) -> Awaitable[Iterable[Answer]] | AsyncIterable[Answer]:
         """Send a batch; outcome i belongs to envelope i. An asynchronous generator yields pairs."""
         ...
+
+
+def keeps_order(publisher: Any) -> bool:
+    """What the publisher declares as `ordered`.
+
+    Raises:
+        InvalidOption: neither True nor False, such as a method; a mere truthy value could break the order.
+    """
+    return outbox_options.flag("publisher.ordered", getattr(publisher, "ordered", False))
+
+
+def is_concurrent(publisher: Any) -> bool:
+    """What the publisher declares as `concurrent`.
+
+    Raises:
+        InvalidOption: neither True nor False.
+    """
+    return outbox_options.flag("publisher.concurrent", getattr(publisher, "concurrent", True))

@@ -8,6 +8,8 @@ from typing import Any, Generic, TypeVar
 from inbox_outbox_base.checks import outbox_options
 from inbox_outbox_base.errors.outbox import InvalidOption
 
+from .publisher import is_concurrent, keeps_order
+
 P = TypeVar("P")
 
 
@@ -47,12 +49,12 @@ class Routes(Generic[P]):
     @property
     def ordered(self) -> bool:
         """Whether all keep the order of each key themselves."""
-        return all(getattr(each, "ordered", False) for each in self.publishers)
+        return all(map(keeps_order, self.publishers))
 
     @property
     def concurrent(self) -> bool:
         """Whether all take several batches at the same time."""
-        return all(getattr(each, "concurrent", True) for each in self.publishers)
+        return all(map(is_concurrent, self.publishers))
 
     @property
     def timeout(self) -> float | None:

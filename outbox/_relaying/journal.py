@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from inbox import Event, EventKind
 from inbox_outbox_base.databases.letter import Letter
-from inbox_outbox_base.errors.secrets import reason, strike_out
+from inbox_outbox_base.errors.secrets import reason
 from inbox_outbox_base.monitoring.events import Hooks
 from inbox_outbox_base.words.outgoing import Outcome, Refused, Unknown
 
@@ -59,7 +59,7 @@ class RelayJournal:
                 death.letter.id,
                 death.letter.topic,
                 death.attempts,
-                strike_out(death.error),
+                death.error,
             )
         self._counts["sent"] += len(report.accepted)
         self._counts["not taken"] += len(report.others)
@@ -96,7 +96,7 @@ def events(report: Report) -> Iterator[Event]:
             topic=topic,
             count=len(group),
             seconds=report.seconds,
-            error=None if reason is None else strike_out(reason),
+            error=reason,
         )
         if event.count == 1:
             event = replace(event, message_id=letter.id, key=letter.key or "", attempt=letter.attempts + 1)

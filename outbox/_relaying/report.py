@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 
 from sqlalchemy.exc import DBAPIError
 
-from inbox_outbox_base.checks.options import LONGEST_WAIT
 from inbox_outbox_base.databases.letter import Letter
 from inbox_outbox_base.words.outgoing import Outcome, Unknown
 
@@ -36,8 +35,8 @@ class SentMessage:
     @property
     def retry_after(self) -> float | None:
         """The delay in seconds that the broker asked for, at most a day; None: use the backoff."""
-        asked = getattr(self.outcome, "retry_after", None)
-        return max(0.0, min(float(asked), LONGEST_WAIT)) if isinstance(asked, int | float) else None
+        asked: float | None = getattr(self.outcome, "retry_after", None)
+        return asked
 
 
 @dataclass(frozen=True, slots=True)

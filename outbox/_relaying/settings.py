@@ -14,6 +14,7 @@ from inbox_outbox_base.checks.url import database_url
 from inbox_outbox_base.databases.registry import notifying
 from inbox_outbox_base.errors.outbox import InvalidOption, UnsafeBroker
 from inbox_outbox_base.monitoring.events import Hook, Hooks
+from outbox._publishers.publisher import is_concurrent, keeps_order
 from outbox.schema import tables
 
 AfterDead = Literal["continue", "hold"]
@@ -68,8 +69,8 @@ class RelaySettings:
             self.give_up_after = outbox_options.seconds("give_up_after", give_up_after, positive=True)
         self.hooks = Hooks(on_event, error=InvalidOption)
         self.timeout = _timeout(publisher, self.lease)
-        self.ordered = bool(getattr(publisher, "ordered", False))
-        self.concurrent = bool(getattr(publisher, "concurrent", True))
+        self.ordered = keeps_order(publisher)
+        self.concurrent = is_concurrent(publisher)
 
     @property
     def tend_every(self) -> float:

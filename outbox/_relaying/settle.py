@@ -10,13 +10,11 @@ from inbox_outbox_base.databases import relaying_statements
 from inbox_outbox_base.databases.letter import Letter
 from inbox_outbox_base.databases.relaying import Relaying
 from inbox_outbox_base.words.outgoing import Outcome, Refused
+from outbox._publishers.outcomes import LONGEST_ERROR, as_outcome
 
 from .refusals import write_apart
 from .report import Death, Report, SentMessage
 from .settings import RelaySettings
-
-LONGEST_ERROR = 4_000
-"""The most characters of a reason that are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +125,7 @@ def _this(letter: Letter) -> dict[str, Any]:
 
 def _exhausted(letter: Letter) -> _End:
     if letter.damage is not None:
-        return _End(letter.attempts, letter.unanswered, "refused", reason(Refused(letter.damage)))
+        return _End(letter.attempts, letter.unanswered, "refused", reason(as_outcome(Refused(letter.damage))))
     return _no_answer(letter.attempts, letter.unanswered)
 
 
@@ -154,6 +152,6 @@ def _wait(answer: SentMessage, delay: float) -> dict[str, Any]:
 
 
 def reason(outcome: Outcome) -> str:
-    """The outcome's reason, cut and cleaned for a column."""
-    text = getattr(outcome, "reason", "") or type(outcome).__name__
-    return str(text)[:LONGEST_ERROR].replace("\0", "").encode(errors="replace").decode()
+    """The outcome's reason, cut for a column; its kind if it gives none."""
+    text: str = getattr(outcome, "reason", "") or type(outcome).__name__
+    return text[:LONGEST_ERROR]

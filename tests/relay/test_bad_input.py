@@ -12,8 +12,9 @@ import pytest
 from sqlalchemy import Engine, create_engine, delete
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from inbox import Backoff
-from outbox import AsyncRelay, Envelope, Outcome, Refused, Relay, Unavailable, Unknown
+from inbox import Backoff, Event, EventKind
+from inbox_outbox_base.monitoring.events import Hook
+from outbox import AsyncRelay, Envelope, Outcome, Refused, Relay, Router, Unavailable, Unknown
 from outbox.errors import InvalidOption, TablesMissing, UnsafeBroker, WrongBucketCount
 from outbox.schema import BUCKETS
 from tests.support.cases import case
@@ -150,8 +151,47 @@ def test_answers_one_by_one(engine: Engine) -> None:
     assert list(dead(engine)) == ["b1"]
 
 
-REASONS: list[Any] = ["", "a\0b", "\ud800", "x" * 100_000, "ä" * 10_000, ValueError("a"), None]
-NO_TIMES: list[Any] = [-1, float("nan"), float("inf"), 1e300, "soon", timedelta(seconds=1), True]
+class Unspeakable:
+    """An object that has neither text nor a hash."""
+
+    def __str__(self) -> str:
+        raise ZeroDivisionError
+
+    __repr__ = __hash__ = __str__  # type: ignore[assignment]
+
+
+class Unreadable(Refused):
+    """An outcome whose reason cannot be read, like that of an object that has been detached."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "reason":
+            raise LookupError(name)
+        return super().__getattribute__(name)
+
+    def __repr__(self) -> str:
+        return "Unreadable()"
+
+
+REASONS: list[Any] = ["", "a\0b", "\ud800", "x" * 100_000, "ä" * 10_000, ValueError("a"), None, Unspeakable()]
+NO_TIMES: list[Any] = [-1, float("nan"), float("inf"), 1e300, 10**400, "soon", timedelta(seconds=1), True]
+AS_TEXT: list[tuple[Any, str]] = [
+    ("away", "away"),
+    (ConnectionError("amqp://user:s3cr3t@host is away"), "ConnectionError: amqp://user:***@host is away"),
+    (503, "503"),
+    (b"amqp://user:s3cr3t@host: \xff", "amqp://user:***@host: \\xff"),
+    (Unspeakable(), "<Unspeakable>"),
+    (ZeroDivisionError(Unspeakable()), "ZeroDivisionError"),
+]
+"""Reasons, and what is left of them."""
+NO_OUTCOMES: list[tuple[Any, str]] = [
+    (Unreadable(""), "the publisher gave Unreadable(), which is not an Outcome"),
+    (Unspeakable(), "the publisher gave <Unspeakable>, which is not an Outcome"),
+    (["amqp://user:s3cr3t@host"], "the publisher gave ['amqp://user:***@host'], which is not an Outcome"),
+    (
+        {"the answer": "x" * 50 + "amqp://user:s3cr3t@host"},
+        f"the publisher gave {{'the answer': '{'x' * 50}amqp://user:**, which is not an Outcome",
+    ),
+]
 
 
 def test_any_reason_can_be_stored(engine: Engine) -> None:
@@ -159,7 +199,7 @@ def test_any_reason_can_be_stored(engine: Engine) -> None:
     for reason in REASONS:
         publish(engine, "a1", "b1", "c1", "d1")
         outcomes = {"a1": [Refused(reason)], "b1": [Unavailable(reason)], "c1": [Unknown(reason)]}
-        with case(repr(reason)):
+        with case(type(reason).__name__):
             assert relay(engine, Recorder(outcomes)) == 1
             assert list(dead(engine)) == ["a1"]
             assert len(dead(engine)["a1"].error) <= 4_000
@@ -167,6 +207,119 @@ def test_any_reason_can_be_stored(engine: Engine) -> None:
         with engine.begin() as connection:
             for table in (TABLES.message, TABLES.dead):
                 connection.execute(delete(table))
+
+
+TWICE = "publisher 1 (Answering): unknown: {0}; publisher 2 (Answering): unknown: {0}"
+"""The reason of two publishers together."""
+
+
+class Answering(Recorder):
+    """Gives one answer to the messages of a topic, and accepts all others."""
+
+    def __init__(self, given: Any, topic: str) -> None:
+        super().__init__(lambda message: given if message.topic == topic else ACCEPTED)
+
+
+class AsyncAnswering(Answering):
+    """The same for an AsyncRelay."""
+
+    async def send(self, batch: Sequence[Envelope]) -> Iterable[Outcome]:  # type: ignore[override]
+        return super().send(batch)
+
+
+def in_thread(engine: Engine, given: Any, hook: Hook) -> int:
+    return relay(engine, Answering(given, "bad"), on_event=hook)
+
+
+def fanned_out(engine: Engine, given: Any, hook: Hook) -> int:
+    both = [Answering(given, "bad"), Answering(given, "bad")]
+    return relay(engine, Router({"*": both}), on_event=hook)
+
+
+def in_task(engine: Engine, given: Any, hook: Hook) -> int:
+    async def scenario() -> int:
+        own = create_async_engine(f"sqlite+aiosqlite:///{engine.url.database}")
+        try:
+            return await AsyncRelay(own, AsyncAnswering(given, "bad"), on_event=hook).run_once()
+        finally:
+            await own.dispose()
+
+    return asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("send", "around"), [(in_thread, "{0}"), (in_task, "{0}"), (fanned_out, TWICE)], ids=["", "async", "both"]
+)
+@on("sqlite")
+def test_answers_become_text(
+    engine: Engine, send: Any, around: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever a publisher gives as a reason or instead of an outcome, the row, the log and the events have
+    it as text without passwords, and other topics go on."""
+    for answer, text in [*((Unknown(reason), text) for reason, text in AS_TEXT), *NO_OUTCOMES]:
+        publish(engine, "a1", "b1", topic="bad")
+        publish(engine, "c1", topic="good")
+        told = list[Event]()
+        with case(text):
+            assert send(engine, answer, told.append) == 1
+            assert {row.error for row in waiting(engine).values()} == {around.format(text)}
+            errors = {event.error for event in told if event.kind is EventKind.UNKNOWN}
+            assert errors == {around.format(text)}
+            assert "s3cr3t" not in caplog.text
+        with engine.begin() as connection:
+            connection.execute(delete(TABLES.message))
+
+
+@on("sqlite")
+def test_a_broker_that_is_away_in_other_words(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    """A publisher that gives an exception as the reason why its broker takes nothing, or why it refuses a
+    message, stops no relay: the log has the reason as text."""
+    for reason, text in AS_TEXT:
+        publish(engine, "a1", topic="bad")
+        publish(engine, "b1", topic="good")
+        assert relay(engine, Answering(Unavailable(reason), "bad"), on_event=lambda _: None) == 1
+        assert f"topic 'bad' is not taken by the broker, retrying: {text}" in caplog.messages
+        let_backoffs_end(engine)
+        assert relay(engine, Answering(Refused(reason), "bad"), on_event=lambda _: None) == 0
+        assert caplog.messages[-1].endswith(f"is dead after 2 attempts: {text}")
+        with engine.begin() as connection:
+            connection.execute(delete(TABLES.dead))
+
+
+@on("sqlite")
+def test_places_that_are_none(engine: Engine) -> None:
+    """Of two publishers for one topic, the first names places that cannot be looked up: the second gets the
+    messages all the same."""
+    places: list[Any] = [[], Unspeakable(), "0", None]
+    for place in places:
+        publish(engine, "a1")
+        second = Recorder()
+        assert relay(engine, Router({"*": [Answering((place, ACCEPTED), "orders"), second]})) == 0
+        assert second.names == ["a1"]
+        with engine.begin() as connection:
+            connection.execute(delete(TABLES.message))
+
+
+@on("sqlite")
+def test_a_place_with_a_password(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    """A publisher that names an address instead of a place does not bring its password into the log."""
+    publish(engine, "a1")
+    assert relay(engine, Answering(("amqp://user:s3cr3t@host", ACCEPTED), "orders")) == 0
+    why = "the publisher gave an outcome for place 'amqp://user:***@host', which expects none"
+    assert waiting(engine)["a1"].error == why
+    assert caplog.messages[0] == why
+
+
+@pytest.mark.parametrize("name", ["ordered", "concurrent"])
+def test_declarations_that_are_no_answer(name: str) -> None:
+    """A method, or another value that merely counts as true or false, is not taken for a declaration: the
+    order of keys would depend on it."""
+    for wrong in (lambda: False, None, 1, "no"):
+        publisher = Recorder()
+        setattr(publisher, name, wrong)
+        for each in (publisher, Router({"*": publisher})):
+            with pytest.raises(InvalidOption, match=rf"publisher\.{name}=.*: expected True or False"):
+                Relay(ANYWHERE, each)
 
 
 def test_any_retry_after_can_be_stored(engine: Engine) -> None:

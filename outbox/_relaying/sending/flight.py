@@ -10,10 +10,10 @@ from itertools import chain, repeat
 from typing import Any
 
 from inbox_outbox_base.calls.signals import FAILURES, as_failure
-from inbox_outbox_base.checks.options import shown
 from inbox_outbox_base.databases.letter import Letter
 from inbox_outbox_base.monitoring.events import describe
 from inbox_outbox_base.words.outgoing import Accepted, Envelope, Failed, Outcome, Refused, Unknown
+from outbox._publishers.outcomes import as_outcome, in_words
 from outbox._relaying.report import Report, SentMessage
 
 from .batch import SOLO_AFTER
@@ -67,7 +67,7 @@ class Flight:
         self._failed: set[str] = set()
         self._queues = _queues(letters) if ordered else {}
         """For each key with several messages in this batch: the messages not noted yet, in order."""
-        self._early: dict[str | None, dict[Letter, Any]] = defaultdict(dict)
+        self._early: dict[str | None, dict[Letter, Outcome]] = defaultdict(dict)
         """By key, the outcomes of messages in its queue."""
         self._asked = math.inf
         self._is_taken = False
@@ -149,7 +149,7 @@ class Flight:
                     if place not in left:
                         in_turn, silence = (
                             [],
-                            _unknown(f"an outcome for place {shown(place)}, which expects none"),
+                            _unknown(f"an outcome for place {in_words(place)}, which expects none"),
                         )
                         break
                     self._record([(left.pop(place), outcome)])
@@ -178,8 +178,9 @@ class Flight:
 
     def _record(self, answers: Iterable[tuple[Letter, Any]]) -> None:
         # Called for each single message if the publisher yields pairs.
+        outcomes = [(letter, as_outcome(answer)) for letter, answer in answers]
         with self._lock:
-            for letter, outcome in answers:
+            for letter, outcome in outcomes:
                 if letter.key in self._queues:
                     self._note_in_order(letter, outcome)
                 else:
@@ -195,7 +196,7 @@ class Flight:
         self.has_news_since = time.monotonic()
         return True
 
-    def _note_in_order(self, letter: Letter, outcome: Any) -> None:
+    def _note_in_order(self, letter: Letter, outcome: Outcome) -> None:
         """Note the outcomes of a key in the order of its messages, in whatever order they arrive. A failure
         is noted once no later message is on its way; these count as not sent, whatever their outcome."""
         queue, early = self._queues[letter.key], self._early[letter.key]
@@ -206,14 +207,14 @@ class Flight:
         if queue and len(early) == len(queue):
             self._note(queue[0], early[queue[0]])
 
-    def _note(self, letter: Letter, outcome: Any) -> None:
+    def _note(self, letter: Letter, outcome: Outcome) -> None:
         del self._unsent[letter]
         if isinstance(outcome, Accepted):
             self._report.accepted.append(letter)
             self._is_taken = True
             self.seconds = time.monotonic() - self.begun
         else:
-            self._fail(letter, _checked(outcome))
+            self._fail(letter, outcome)
 
     def _fail(self, letter: Letter, outcome: Outcome) -> None:
         is_last = letter.failing_for >= self._give_up_after and not isinstance(outcome, Refused)
@@ -261,10 +262,6 @@ def _are_accepted(answers: Any, number: int) -> bool:
 def _failed(error: Exception) -> Unknown:
     log.error("the publisher failed", exc_info=error)
     return Unknown(describe(error))
-
-
-def _checked(answer: Any) -> Outcome:
-    return answer if isinstance(answer, Outcome) else _unknown(f"{shown(answer)}, which is not an Outcome")
 
 
 def _unknown(what: str) -> Unknown:

@@ -9,7 +9,6 @@ from collections.abc import Container
 from operator import attrgetter
 
 from inbox import Backoff
-from inbox_outbox_base.errors.secrets import strike_out
 
 from .flight import Flight
 from .turns import Standing, Turns
@@ -144,7 +143,7 @@ class TopicLane:
         self.until = now + max(_PROBES.delay(self._rejections), min(asked, _PROBES.longest))
         if now >= self._said + _SAID_EVERY:
             self._said = now
-            _log.warning("topic %r is not taken by the broker, retrying: %s", self.topic, strike_out(reason))
+            _log.warning("topic %r is not taken by the broker, retrying: %s", self.topic, reason)
 
 
 class TopicLanes:
