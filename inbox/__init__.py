@@ -41,7 +41,13 @@ from inbox_outbox_base.monitoring.log import LogEvents
 from inbox_outbox_base.transactions.policy import Policy
 from inbox_outbox_base.words.findings import CheckReport, Finding
 from inbox_outbox_base.words.incoming import Delivery, Verdict, message_id, message_key
-from inbox_outbox_base.words.overviews import Count, DatabaseOverview, OldestSnapshot, TableOverview
+from inbox_outbox_base.words.overviews import (
+    Count,
+    DatabaseOverview,
+    DatabasePlace,
+    OldestSnapshot,
+    TableOverview,
+)
 
 from . import errors, schema
 
@@ -58,6 +64,7 @@ __all__ = [
     "ConsumerStatus",
     "Count",
     "DatabaseOverview",
+    "DatabasePlace",
     "Decision",
     "Decisions",
     "Delivery",

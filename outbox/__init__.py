@@ -24,7 +24,13 @@ from inbox_outbox_base.words.outgoing import (
     Unavailable,
     Unknown,
 )
-from inbox_outbox_base.words.overviews import Count, DatabaseOverview, OldestSnapshot, TableOverview
+from inbox_outbox_base.words.overviews import (
+    Count,
+    DatabaseOverview,
+    DatabasePlace,
+    OldestSnapshot,
+    TableOverview,
+)
 from outbox._operating.actions import drop, pause, purge_dead, resume, retry, retry_all
 from outbox._operating.audit import Audit, audit
 from outbox._operating.audit_parts import Missing
@@ -54,6 +60,7 @@ __all__ = [
     "CheckReport",
     "Count",
     "DatabaseOverview",
+    "DatabasePlace",
     "DirectDelivery",
     "Envelope",
     "Finding",

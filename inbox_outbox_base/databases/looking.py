@@ -5,8 +5,9 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection, Table, select
 
+from inbox_outbox_base.checks.connecting import connecting
 from inbox_outbox_base.tables.columns import utcnow
-from inbox_outbox_base.words.overviews import DatabaseOverview, OldestSnapshot, TableOverview
+from inbox_outbox_base.words.overviews import DatabaseOverview, DatabasePlace, OldestSnapshot, TableOverview
 
 
 class Looking(ABC):
@@ -25,11 +26,12 @@ class Looking(ABC):
         found, size = self.sizes(connection, tables)
         snapshot, unseen = self.oldest_snapshot(connection)
         now = connection.execute(select(utcnow())).scalar_one()
-        return DatabaseOverview(name_of(connection), now, tuple(found), size, snapshot, unseen)
+        place = place_of(connection, tables[0].schema)
+        return DatabaseOverview(place, now, tuple(found), size, snapshot, unseen)
 
 
-def name_of(connection: Connection) -> str:
-    """The database behind a connection, without user and password."""
-    url = connection.engine.url
-    place = f"{url.host}{f':{url.port}' if url.port else ''}/" if url.host else ""
-    return f"{url.get_backend_name()} {place}{url.database or ''}".strip()
+def place_of(connection: Connection, schema: str | None) -> DatabasePlace:
+    """The database behind a connection, as the driver has found it."""
+    driver, dialect = connection.connection.driver_connection, connection.dialect.name
+    host, port, name = connecting(dialect).place(connection.engine.url, driver)
+    return DatabasePlace(connection.engine.url.get_backend_name(), host, port, name, schema)

@@ -51,11 +51,31 @@ class OldestSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class DatabasePlace:
+    """Where a database is, without user and password."""
+
+    dialect: str
+    host: str | None
+    """A name, an address, or where the socket is; None if the database is a file."""
+    port: int | None
+    name: str | None
+    """The database's name, or the file; None if only the driver's own settings name it."""
+    schema: str | None
+    """The schema that was asked for; None if the connection's own was."""
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in (self.host or "") else self.host
+        port = "" if self.port is None else f":{self.port}"
+        schema = "" if self.schema is None else f", schema {self.schema}"
+        where = f" on {host}{port}" if host else ""
+        return f"{self.name or 'the default'}{where}{schema} ({self.dialect})"
+
+
+@dataclass(frozen=True, slots=True)
 class DatabaseOverview:
     """The database that was asked."""
 
-    name: str
-    """Its dialect, host and name, or its file; without user and password."""
+    place: DatabasePlace
     now: datetime
     """Its clock."""
     tables: tuple[TableOverview, ...]

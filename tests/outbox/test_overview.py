@@ -133,8 +133,8 @@ def test_who_holds_the_oldest_snapshot(migrated: Database, engine: Engine) -> No
         assert found.unseen is None
     password = migrated.url.password
     assert migrated.url.database is not None
-    assert migrated.url.database in found.name
-    assert password is None or password not in found.name
+    assert migrated.url.database in str(found.place)
+    assert password is None or password not in str(found.place)
 
 
 def test_tables_on_disk(engine: Engine) -> None:
