@@ -14,6 +14,7 @@ from inbox_outbox_base.errors import secrets
 from . import _audit, _check, _inbox, _migrate, _outbox, _relaying, _repair
 from ._exit import EXPLAINED, FAILED, INTERRUPTED, NOT_FOUND, USAGE, WRONG_STATUS
 from ._group import CommandGroup
+from ._operating import health, top
 
 _NAME = "inbox-outbox"
 """The distribution, and the program in messages and shell completion, also if it was started as a module."""
@@ -28,6 +29,8 @@ app = CommandGroup(
 app.command("migrate")(_migrate.migrate)
 app.command("audit")(_audit.audit)
 app.command("check")(_check.check)
+app.command("health")(health.health)
+app.command("top")(top.top)
 app.add_typer(_inbox.app, name="inbox")
 app.add_typer(_outbox.app, name="outbox")
 for group, commands in ((_inbox.app, _repair.COMMANDS), (_outbox.app, _relaying.COMMANDS)):

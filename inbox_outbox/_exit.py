@@ -13,11 +13,17 @@ WRONG_STATUS = 5
 MISSING = 6
 """`audit`: a committed message is not sent, dead or not taken."""
 LATE = 7
-"""`outbox status --max-age`: a message has waited for longer."""
+"""`outbox status --max-age`, `health`: a message has waited for longer."""
 UNRECORDED = 8
 """`audit`: nothing is known to be missing, but messages may have left without a record."""
 UNSAFE = 9
 """`check`: a table cannot keep a promise."""
+NO_RELAY = 10
+"""`health`: no relay is running."""
+STOPPED = 11
+"""`health`: messages are dead, held or halted."""
+OVERDUE = 12
+"""`health`: keys are past their retention, and no purge deletes them."""
 INTERRUPTED = 130
 """Ctrl-C: everything committed so far stays."""
 
@@ -25,7 +31,8 @@ EXPLAINED = (
     "Exit codes: 0 done; 1 the database could not be reached, or refused; 2 wrong usage; "
     "3 no such message (show, retry, drop and so on); 4 work is left (inbox purge, outbox drain); "
     "5 the message's status does not allow this (retry, drop and so on); 6 messages are missing (audit); "
-    "7 a message has waited for too long (outbox status --max-age); "
+    "7 a message has waited for too long (outbox status --max-age, health); "
     "8 nothing is known to be missing, but not all messages have a record (audit); "
-    "9 the database is unsafe (check); 130 interrupted."
+    "9 the database is unsafe (check); 10 no relay is running, 11 messages are dead, held or halted, "
+    "12 no purge deletes old keys (health); 130 interrupted."
 )

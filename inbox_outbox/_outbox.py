@@ -14,6 +14,7 @@ from outbox import GenerationStatus, MessageState, OutboxStatus, StoredMessage
 from ._connect import Json, Schema, Url, engine_at
 from ._exit import LATE
 from ._group import CommandGroup
+from ._operating.topics import rows_of
 from ._place import place_of, print_place
 from ._print import as_json, duration, grid, size
 from ._times import length
@@ -31,6 +32,9 @@ def status(
     exact: Annotated[
         bool, typer.Option("--exact", help="Count all messages, which reads the whole outbox.")
     ] = False,
+    by_topic: Annotated[
+        bool, typer.Option("--by-topic", help="By topic, with an error; reads no more than a part.")
+    ] = False,
     max_age: Annotated[
         str | None,
         typer.Option(
@@ -44,15 +48,21 @@ def status(
     longest = length("max-age", max_age)
     with engine_at(url, schema) as engine:
         place = place_of(engine, schema)
+        overview = outbox.overview(engine, schema=schema) if by_topic else None
         if exact:
             found = outbox.status(engine, count_up_to=None, schema=schema)
         else:
             found = outbox.status(engine, schema=schema)
     if json:
-        as_json({"database": asdict(place)} | asdict(found))
+        topics = {} if overview is None else {"topics": [asdict(each) for each in overview.topics]}
+        as_json({"database": asdict(place)} | asdict(found) | topics)
     else:
         print_place(place)
         _print_status(found)
+        if overview is not None:
+            grid(*rows_of(overview))
+            if overview.has_more_topics:
+                print("There are more topics: these need somebody, or have the oldest messages.")
     if longest is not None and (found.oldest_age or 0.0) > longest.total_seconds():
         raise typer.Exit(LATE)
 

@@ -21,12 +21,23 @@ _NAME, _WORD, _VALUE = 36, 20, 12
 def grid(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table, as wide as the terminal, or as wide as needed where there is none. A table that is too
     wide for the terminal is printed upright: a line for each cell, one row below the other."""
-    cells = [[printable(cell) for cell in row] for row in rows]
+    console = terminal()
+    console.print(table(headings, rows, console.width))
+
+
+def terminal() -> Console:
+    """The standard output: as wide as the terminal, or as wide as needed where there is none."""
     console = Console()
     if not sys.stdout.isatty():
         console.width = _WIDE
-    widths = _widths([*zip(headings, *cells, strict=True)], console.width)
-    console.print(_upright(headings, cells) if widths is None else _table(headings, cells, widths))
+    return console
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Table:
+    """The table that `grid` prints in this width."""
+    cells = [[printable(cell) for cell in row] for row in rows]
+    widths = _widths([*zip(headings, *cells, strict=True)], width)
+    return _upright(headings, cells) if widths is None else _table(headings, cells, widths)
 
 
 def _table(headings: Sequence[str], rows: list[list[str]], widths: list[int]) -> Table:

@@ -1,0 +1,56 @@
+"""`inbox-outbox health`: whether somebody has to look, as an exit code."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from inbox_outbox._connect import Json, Schema, Url, engine_at
+from inbox_outbox._place import place_of, print_place
+from inbox_outbox._print import as_json
+from inbox_outbox._times import length
+
+from .looking import look
+from .problems import HealthLimits, problems
+
+
+def health(
+    url: Url,
+    max_age: Annotated[
+        str, typer.Option(help="How long a message may wait to be sent.", metavar="TIME")
+    ] = "5m",
+    max_stopped: Annotated[
+        int, typer.Option(help="How many messages may be dead, held or halted.", metavar="NUMBER", min=0)
+    ] = 0,
+    max_no_relay: Annotated[str, typer.Option(help="How long there may be no relay.", metavar="TIME")] = "1m",
+    max_overdue: Annotated[
+        str, typer.Option(help="How far keys may be past their retention.", metavar="TIME")
+    ] = "1d",
+    schema: Schema = None,
+    json: Json = False,
+) -> None:
+    """Say whether somebody has to look at the inbox or the outbox.
+
+    Exit code 0: no. Else that of the most urgent problem: 10 no relay is running; 7 a message has waited for
+    too long; 11 messages are dead, held or halted; 12 no purge deletes keys that are past their retention.
+    """
+    limits = HealthLimits(
+        age=length("max-age", max_age),
+        no_relay=length("max-no-relay", max_no_relay),
+        stopped=max_stopped,
+        overdue=length("max-overdue", max_overdue),
+    )
+    with engine_at(url, schema) as engine:
+        place = place_of(engine, schema)
+        found = problems(*look(engine, schema), limits)
+    if json:
+        said = [asdict(each) for each in found]
+        as_json({"database": asdict(place), "is_healthy": not found, "problems": said})
+    else:
+        print_place(place)
+        for each in found:
+            print(each.text)
+        if not found:
+            print("healthy")
+    if found:
+        raise typer.Exit(found[0].code)

@@ -1,0 +1,115 @@
+"""What needs somebody, found in the overviews."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+
+from inbox import InboxOverview
+from inbox_outbox._exit import LATE, NO_RELAY, OVERDUE, STOPPED
+from inbox_outbox._print import duration
+from outbox import Count, OutboxOverview
+
+_NAMED = 3
+"""The most topics or consumers in a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class HealthLimits:
+    """From when on something is a problem."""
+
+    age: timedelta = timedelta(minutes=5)
+    """Of the oldest message that can be sent."""
+    no_relay: timedelta = timedelta(minutes=1)
+    """Since the last relay ended."""
+    stopped: int = 0
+    """Dead, held and halted messages."""
+    overdue: timedelta = timedelta(days=1)
+    """Of keys that a purge should have deleted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that needs somebody."""
+
+    code: int
+    """The exit code of `inbox-outbox health`."""
+    text: str
+
+
+def problems(
+    inbox: InboxOverview | None, outbox: OutboxOverview | None, limits: HealthLimits
+) -> list[Problem]:
+    """What needs somebody, the most urgent first."""
+    found: list[Problem] = []
+    if outbox is not None:
+        found += _of_relays(outbox, limits)
+        found += _of_age(outbox, limits)
+    found += _of_stopped(inbox, outbox, limits)
+    if inbox is not None:
+        found += _of_purges(inbox, limits)
+    return found
+
+
+def _of_relays(found: OutboxOverview, limits: HealthLimits) -> Iterator[Problem]:
+    since, now = found.no_relay_since, found.database.now
+    has_work = any(each.number for each in (found.pending, found.waiting, found.unknown))
+    if any(each.lease_left >= 0 for each in found.relays):
+        return
+    if since is not None and now - since > limits.no_relay:
+        waiting = f"; {found.pending} messages are pending" if has_work else ""
+        yield Problem(NO_RELAY, f"no relay is running since {since:%Y-%m-%d %H:%M:%S} UTC{waiting}")
+    elif since is None and has_work:
+        yield Problem(NO_RELAY, f"no relay has ever run; {found.pending} messages are pending")
+
+
+def _of_age(found: OutboxOverview, limits: HealthLimits) -> Iterator[Problem]:
+    if found.oldest_age is None or found.oldest_age <= limits.age.total_seconds():
+        return
+    age = duration(timedelta(seconds=found.oldest_age))
+    oldest = max(found.topics, key=lambda each: each.oldest_age or 0.0, default=None)
+    why = ""
+    if oldest is not None and oldest.oldest_age is not None:
+        why = f", of topic {oldest.topic!r}"
+        why += ", which is paused" if oldest.is_paused else f": {oldest.error}" if oldest.error else ""
+    yield Problem(LATE, f"the oldest message has waited for {age}{why}")
+
+
+def _of_stopped(
+    inbox: InboxOverview | None, outbox: OutboxOverview | None, limits: HealthLimits
+) -> Iterator[Problem]:
+    for state in ("dead", "held"):
+        if outbox is not None and (count := getattr(outbox, state)).number > limits.stopped:
+            topics = (each.topic for each in outbox.topics if getattr(each, state).number)
+            yield Problem(STOPPED, f"{_messages(count)} of the outbox {_are(count)} {state}{_names(topics)}")
+    for state in ("dead", "halted"):
+        its = [] if inbox is None else [each for each in inbox.consumers if getattr(each, state).number]
+        if (total := sum(getattr(each, state).number for each in its)) > limits.stopped:
+            is_exact = all(getattr(each, state).precision == "exact" for each in its)
+            count = Count(total, "exact" if is_exact else "at least")
+            names = _names(each.consumer for each in its)
+            yield Problem(STOPPED, f"{_messages(count)} of status-table mode {_are(count)} {state}{names}")
+
+
+def _of_purges(found: InboxOverview, limits: HealthLimits) -> Iterator[Problem]:
+    late = [each for each in found.consumers if each.overdue > limits.overdue.total_seconds()]
+    if late:
+        worst = duration(timedelta(seconds=max(each.overdue for each in late)))
+        names = _names(each.consumer for each in late)
+        text = f"keys are up to {worst} past their retention, and no purge deletes them{names}"
+        yield Problem(OVERDUE, text)
+
+
+def _messages(count: Count) -> str:
+    return f"{count} message{'' if count.number == 1 else 's'}"
+
+
+def _are(count: Count) -> str:
+    return "is" if count == Count(1) else "are"
+
+
+def _names(names: Iterable[str]) -> str:
+    found = sorted(names)
+    if not found:
+        return ""
+    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+    return f" ({', '.join(found[:_NAMED])}{more})"

@@ -1,0 +1,25 @@
+"""The topics of the outbox as rows of a table."""
+
+from datetime import timedelta
+
+from inbox_outbox._print import duration
+from outbox import OutboxOverview
+
+_STATES = ("pending", "waiting", "unknown", "held", "dead")
+
+
+def rows_of(found: OutboxOverview) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """The headings, and a row for each topic."""
+    rows = []
+    for each in found.topics:
+        retry = "-" if each.retry_at is None else f"in {duration(each.retry_at - found.database.now)}"
+        rows.append(
+            (
+                each.topic,
+                *(str(getattr(each, state)) for state in _STATES),
+                "-" if each.oldest_age is None else duration(timedelta(seconds=each.oldest_age)),
+                "paused" if each.is_paused else retry,
+                "-" if each.error is None else f"{each.error} ({each.error_id})",
+            )
+        )
+    return ("topic", *_STATES, "oldest", "next try", "error"), rows

@@ -1,0 +1,165 @@
+"""`inbox-outbox health` and `top`, and the topics of `outbox status`."""
+
+import os
+import pty
+import re
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import Engine, update
+
+import outbox
+from inbox import Inbox, SqlStore, StatusInbox
+from inbox.schema import metadata_for, tables
+from outbox import Refused, Unavailable
+from tests.cli.test_cli_repair import rows
+from tests.support.cli import Done, as_json, error, in_this_process, line, succeeded
+from tests.support.database import Database
+from tests.support.outbox_publishers import TABLES, Recorder, publish, relay
+
+Run = Callable[..., Done]
+
+
+@pytest.fixture
+def run(postgres: Database) -> Run:
+    """A function that runs a command on the test's database."""
+    url = postgres.url.render_as_string(hide_password=False)
+    return lambda *arguments: in_this_process(*arguments, url=url)
+
+
+def test_nothing_needs_anybody(engine: Engine, run: Run) -> None:
+    """An outbox that was never used is healthy, and so is one whose relay has just ended."""
+    assert succeeded(run("health")).splitlines()[1:] == ["healthy"]
+    publish(engine, "a1")
+    relay(engine, Recorder())
+    assert as_json(run("health", "--json"))["is_healthy"]
+
+
+def test_no_relay(engine: Engine, run: Run) -> None:
+    """Exit code 10: nobody sends, or has ever sent, what waits."""
+    publish(engine, "a1")
+    done = run("health")
+    assert done.returncode == 10
+    assert "no relay has ever run; 1 messages are pending" in done.stdout
+    relay(engine, Recorder())
+    past = datetime.now(UTC) - timedelta(minutes=5)
+    with engine.begin() as connection:
+        connection.execute(update(TABLES.bucket).values(freed_at=past))
+    done = run("health")
+    assert done.returncode == 10
+    assert f"no relay is running since {past:%Y-%m-%d %H:%M:%S} UTC\n" in done.stdout
+    assert run("health", "--max-no-relay", "1h").returncode == 0
+
+
+def test_a_message_that_waits_for_too_long(engine: Engine, run: Run) -> None:
+    """Exit code 7: it names the topic, and why its oldest message was not taken."""
+    publish(engine, "a1", topic="mail")
+    relay(engine, Recorder({"a1": [Unavailable("the queue is full", 3_600.0)]}))
+    with engine.begin() as connection:
+        connection.execute(update(TABLES.message).values(created_at=datetime.now(UTC) - timedelta(hours=3)))
+    done = run("health")
+    assert done.returncode == 7
+    assert "the oldest message has waited for 3 h, of topic 'mail': the queue is full" in done.stdout
+    outbox.pause(engine, "mail")
+    assert "of topic 'mail', which is paused" in run("health").stdout
+    assert run("health", "--max-age", "4h").returncode == 0
+
+
+def test_messages_that_wait_for_somebody(engine: Engine, run: Run) -> None:
+    """Exit code 11: dead and held messages of the outbox, dead and halted ones of status-table mode."""
+    publish(engine, "a1", "b1", topic="mail")
+    relay(engine, Recorder({"a1": [Refused("no")]}))
+    relay(engine, Recorder({"b1": [Refused("no")]}), after_dead="hold")
+    publish(engine, "c1", topic="sms")
+    relay(engine, Recorder({"c1": [Refused("no")]}), after_dead="hold")
+    orders = StatusInbox("orders", store=SqlStore(engine), max_attempts=1)
+    with pytest.raises(ValueError, match="no"), orders.claim("x"):
+        raise ValueError("no")
+    done = run("health")
+    assert done.returncode == 11
+    assert done.stdout.splitlines()[1:] == [
+        "1 message of the outbox is dead (mail)",
+        "1 message of the outbox is held (sms)",
+        "1 message of status-table mode is dead (orders)",
+    ]
+    found = as_json_with(11, run("health", "--json"))
+    assert [each["code"] for each in found["problems"]] == [11, 11, 11]
+    assert run("health", "--max-stopped", "1").returncode == 0
+
+
+def test_keys_that_no_purge_deletes(engine: Engine, run: Run) -> None:
+    """Exit code 12: it names the consumers."""
+    with engine.begin() as connection:
+        Inbox("billing").accept(connection, "a")
+        old = datetime.now(UTC) - timedelta(days=12)
+        connection.execute(update(tables().message).values(accepted_at=old))
+    done = run("health")
+    assert done.returncode == 12
+    assert "keys are up to 5 d past their retention, and no purge deletes them (billing)" in done.stdout
+    assert run("health", "--max-overdue", "6d").returncode == 0
+
+
+@pytest.mark.parametrize("feature", ["inbox", "outbox"])
+def test_one_half(database: Database, feature: str) -> None:
+    """Of a database with the tables of one half, only that is looked at; without tables there is an error."""
+    url = database.url.render_as_string(hide_password=False)
+    assert "inbox-outbox migrate" in error(in_this_process("health", url=url))
+    metadata_for(feature).create_all(database.engine())
+    assert in_this_process("health", url=url).returncode == 0
+    assert in_this_process("top", url=url).returncode == 0
+
+
+def test_status_by_topic(engine: Engine, run: Run) -> None:
+    """Each topic has its own row, with an error and the id of a message that has it."""
+    (first, _) = publish(engine, "a1", "b1", topic="mail")
+    relay(engine, Recorder({"a1": [Unavailable("the queue is full", 3_600.0)]}))
+    publish(engine, "a2", topic="mail")
+    _, row = rows(succeeded(run("outbox", "status", "--by-topic")))
+    assert row[:6] == ["mail", "1", "1", "0", "0", "0"]
+    assert row[8] == f"the queue is full ({first})"
+    (topic,) = as_json(run("outbox", "status", "--by-topic", "--json"))["topics"]
+    assert (topic["topic"], topic["waiting"]) == ("mail", {"number": 1, "precision": "exact"})
+
+
+def test_top_looks_again(postgres: Database, engine: Engine) -> None:
+    """On a terminal, `top` shows what has changed meanwhile, and goes on after its connection has broken;
+    Ctrl-C ends it normally. Elsewhere it looks once."""
+    url = postgres.url.render_as_string(hide_password=False)
+    assert "nothing needs you" in succeeded(in_this_process("top", url=url))
+    command = line("top", "--every", "1s", url=url)
+    child, terminal = pty.fork()
+    if child == 0:
+        os.execvp(command[0], command)  # noqa: S606 - it replaces the child of this test
+    os.set_blocking(terminal, False)
+    seen = wait_for(terminal, "nothing needs you")
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+    seen += wait_for(terminal, "terminating connection")
+    publish(engine, "a1", topic="mail")
+    relay(engine, Recorder({"a1": [Refused("too long")]}))
+    seen += wait_for(terminal, "1 message of the outbox is dead (mail)")
+    os.write(terminal, b"\x03")
+    assert os.waitpid(child, 0)[1] == 0, seen
+
+
+def wait_for(terminal: int, text: str) -> str:
+    """What the terminal shows until this text appears."""
+    seen, end = "", time.monotonic() + 60
+    while text not in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen):
+        assert time.monotonic() < end, seen
+        try:
+            seen += os.read(terminal, 65_536).decode(errors="replace")
+        except BlockingIOError:
+            time.sleep(0.05)
+    return seen
+
+
+def as_json_with(code: int, done: Done) -> dict[str, list[dict[str, object]]]:
+    """The JSON of a command that ends with this exit code."""
+    assert done.returncode == code
+    return as_json(Done(done.args, 0, done.stdout, done.stderr))  # type: ignore[no-any-return]
