@@ -112,9 +112,17 @@ def utf8(option: str, value: str, error: type[InvalidOption] = InvalidOption) ->
 
 
 def done(option: str, result: object) -> None:
-    """Refuse the result of an asynchronous function that nobody awaits: it has done nothing yet."""
+    """Refuse what an asynchronous function returns, or one with a `yield`: it has done nothing yet."""
     if inspect.isawaitable(result):
         raise InvalidOption(f"{option}: it is asynchronous, and was not awaited, so nothing was done")
+    if inspect.isgenerator(result) or inspect.isasyncgen(result):
+        raise InvalidOption(f"{option}: it is a generator, which nobody has read, so nothing was done")
+
+
+def acts_when_called(function: object) -> bool:
+    """Whether a call runs the function's body: not if it is asynchronous, or has a `yield`."""
+    ways = inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction
+    return not any(way(each) for way in ways for each in (function, type(function).__call__))
 
 
 def aware(option: str, value: datetime, *, error: type[InvalidOption] = InvalidOption) -> datetime:

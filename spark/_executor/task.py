@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
+from inbox_outbox_base.checks.options import done
 from inbox_outbox_base.databases.loading import Loading
 from inbox_outbox_base.databases.loading_values import WriterClaim
 from inbox_outbox_base.databases.registry import loading
@@ -228,7 +229,7 @@ class _Partition:
             rest = (batch for rows in fresh for batch in rows.to_batches(settings.batch_size))
             first = next(rest, None)
             if first is not None:
-                results(connection, chain([first], rest))
+                done("results", results(connection, chain([first], rest)))
                 check_open(connection)
             for _ in rest:  # these keys count as taken even if the callback did not read them
                 pass

@@ -224,6 +224,10 @@ def _results(value: object) -> Results:
     if value is None:
         return Append()
     if isinstance(value, Append | Upsert | Statements) or (callable(value) and not isinstance(value, type)):
+        if callable(value) and not inbox_options.acts_when_called(value):
+            raise InvalidOption(
+                f"results={value!r}: it is asynchronous, or has a yield, so a call would do nothing"
+            )
         return value
     raise InvalidOption(
         f"results={value!r}: expected Append(), Upsert(...), a list of these, Statements(...) or a function"

@@ -12,10 +12,10 @@ import pytest
 from sqlalchemy import Connection, Engine, insert
 from sqlalchemy.exc import DBAPIError
 
-from inbox.errors import TransactionAborted, TransactionEnded
+from inbox.errors import InvalidOption, TransactionAborted, TransactionEnded
 from inbox.schema import tables
 from tests.support.database import Database
-from tests.support.on_servers import each_on
+from tests.support.on_servers import each_on, on
 from tests.support.spark.writes import (
     CONSUMER,
     RESULT,
@@ -35,6 +35,16 @@ from tests.support.together import Task as Thread
 TEN = [(f"k{number}", number) for number in range(10)]
 MANY = [batch(*((f"{at:02d}-{number}", number) for number in range(3_000))) for at in range(20)]
 LEDGERS = ["verify", "trust", "off"]
+
+
+class Later:
+    """What an asynchronous function returns, but nobody is warned if it is not awaited."""
+
+    def __init__(self, connection: Connection, rows: Iterator[pa.RecordBatch]) -> None:
+        pass
+
+    def __await__(self) -> Iterator[None]:
+        raise AssertionError("it runs")
 
 
 @each_on("postgresql", "ledger", LEDGERS)
@@ -208,3 +218,19 @@ def test_a_transient_error_of_a_function_is_tried_again(migrated: Database, engi
     with pytest.raises(DBAPIError):
         attempt(with_results(task, broken), 0, batch(("c", 1)))
     assert len(calls) == 2
+
+
+def generating(connection: Connection, rows: Iterator[pa.RecordBatch]) -> Iterator[None]:
+    """A function whose call does nothing."""
+    yield
+
+
+@on("sqlite")
+@pytest.mark.parametrize(("results", "why"), [(generating, "it is a generator"), (Later, "it is asyn")])
+def test_a_function_that_has_done_nothing_yet(
+    migrated: Database, engine: Engine, results: Any, why: str
+) -> None:
+    """What returns a generator or something to await has written nothing: no key is taken."""
+    with pytest.raises(InvalidOption, match=f"^results: {why}"):
+        attempt(with_results(prepared(migrated), results), 0, batch(*TEN))
+    assert taken(engine) == []

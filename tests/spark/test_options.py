@@ -4,7 +4,9 @@ the option and never contains a password."""
 import os
 import sys
 import traceback
+from collections.abc import Iterator
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +110,33 @@ BAD_URLS = [
     f"jdbc:postgresql://127.0.0.1/app?trustStorePassword={SECRET}",
     f"jdbc:mysql://127.0.0.1/app?sslmode={SECRET}",
 ]
+
+
+async def asynchronous(connection: Any, rows: Any) -> None:
+    """A function whose call does nothing."""
+
+
+def generating(connection: Any, rows: Any) -> Iterator[None]:
+    """A function whose call does nothing."""
+    yield
+
+
+class AsynchronousCall:
+    """An object whose call does nothing."""
+
+    async def __call__(self, connection: Any, rows: Any) -> None:
+        """Do nothing."""
+
+
+@pytest.mark.parametrize(
+    "results",
+    [asynchronous, generating, partial(asynchronous), AsynchronousCall()],
+    ids=["coroutine", "generator", "partial", "object"],
+)
+def test_a_function_whose_call_does_nothing_is_refused(results: object) -> None:
+    """An asynchronous function or one with a `yield` would take the keys, and write no rows."""
+    with pytest.raises(InvalidOption, match=r"^results=.*it is asynchronous, or has a yield"):
+        InboxWriter(**{**GOOD, "table": None, "results": results})
 
 
 @pytest.mark.parametrize("url", BAD_URLS)

@@ -249,6 +249,23 @@ def test_an_undo_that_would_have_to_be_awaited_undoes_nothing(store: Store) -> N
 
 
 @on("sqlite", fixture="place")
+def test_an_undo_with_a_yield_undoes_nothing(store: Store) -> None:
+    """A call of a generator function has not run its body, so its step is not undone."""
+    inbox = status_inbox(store, max_attempts=1)
+
+    def undo(result: Any) -> Iterator[None]:
+        yield
+
+    def body(claim: Claim) -> None:
+        claim.step("lock", lambda: 1, undo=undo)
+        claim.step("ship", fail)
+
+    assert deliver(inbox, body).verdict is Verdict.NEW
+    assert "undo of step 'lock' failed: InvalidOption: undo: it is a generator" in (stored(store).error or "")
+    assert stored(store).undos == 1
+
+
+@on("sqlite", fixture="place")
 def test_an_undo_that_never_succeeds_ends_dead(store: Store) -> None:
     """After a limited number of further attempts the message is dead, and its error names the step that was
     not undone."""
