@@ -23,7 +23,8 @@ app = CommandGroup(help="The outbox and its relays.")
 
 OfTopic = Annotated[str | None, typer.Option(help="Only this topic; any by default.", metavar="NAME")]
 OfKey = Annotated[str | None, typer.Option(help="Only this key; any by default.", metavar="TEXT")]
-Topic = Annotated[str, typer.Argument(help="A topic; all by default.")]
+Topic = Annotated[str, typer.Argument(help="A topic, not a pattern; all by default.")]
+_ALL = "*"
 
 
 @app.command()
@@ -230,24 +231,45 @@ def _state(message: StoredMessage, now: datetime) -> str:
     return message.state.value
 
 
-def _switching(switch: Callable[..., bool], done: str, explained: str) -> Callable[..., None]:
+def _switching(
+    switch: Callable[..., bool], in_words: Callable[..., str], explained: str
+) -> Callable[..., None]:
     """A command that pauses or resumes a topic."""
 
-    def command(url: Url, topic: Topic = "*", schema: Schema = None, json: Json = False) -> None:
+    def command(url: Url, topic: Topic = _ALL, schema: Schema = None, json: Json = False) -> None:
         with engine_at(url, schema) as engine:
             changed = switch(engine, topic, schema=schema)
-        which = "all topics" if topic == "*" else topic
-        text = f"{which}: {done}" if changed else f"{which}: {done} before"
-        _say(json, {"topic": topic, "changed": changed}, text)
+            paused = outbox.status(engine, count_up_to=1, schema=schema).paused
+        value = {"topic": topic, "changed": changed, "paused": list(paused)}
+        _say(json, value, in_words(topic, "" if changed else " before", paused))
 
     command.__doc__ = explained
     return command
 
 
+def _paused(topic: str, before: str, _: tuple[str, ...]) -> str:
+    return f"{'all topics' if topic == _ALL else topic}: paused{before}"
+
+
+def _resumed(topic: str, before: str, paused: tuple[str, ...]) -> str:
+    if topic != _ALL:
+        still = f" by name{before}; still paused with all topics" if _ALL in paused else before
+        return f"{topic}: not paused{still}"
+    still = f" as a whole{before}; still paused by name: {', '.join(paused)}" if paused else before
+    return f"all topics: not paused{still}"
+
+
 app.command("pause")(
-    _switching(outbox.pause, "paused", "Stop sending the messages of a topic; relays notice within a second.")
+    _switching(outbox.pause, _paused, "Stop sending the messages of a topic; relays notice within a second.")
 )
-app.command("resume")(_switching(outbox.resume, "not paused", "Send the messages of a topic again."))
+app.command("resume")(
+    _switching(
+        outbox.resume,
+        _resumed,
+        "Send the messages of a topic again. Without a topic, those paused by name stay paused. A topic "
+        "waits as long as all are paused.",
+    )
+)
 
 
 @app.command()

@@ -17,7 +17,7 @@ from inbox_outbox_base.checks import outbox_options
 from inbox_outbox_base.databases.registry import relaying
 from inbox_outbox_base.databases.relaying import ALL_TOPICS
 from inbox_outbox_base.databases.taking_statements import clock
-from inbox_outbox_base.errors.outbox import InvalidOption, MessageNotFound, WrongState
+from inbox_outbox_base.errors.outbox import InvalidMessage, InvalidOption, MessageNotFound, WrongState
 from outbox._publishing.buckets import newest
 from outbox._waking.hints import ANY, CHORES, notify
 from outbox.schema import OutboxTables, tables
@@ -42,12 +42,12 @@ def pause(engine: Engine, topic: str = ALL_TOPICS, *, schema: str | None = None)
         Whether this changed anything: False if the topic was already paused.
 
     Raises:
-        InvalidMessage: not a topic.
+        InvalidMessage: not a topic; or a pattern such as "orders.*", which relays would take for a name.
         TablesMissing: the tables have not been created.
         UnsafeDatabase: row-level policies hide rows from this role.
     """
     all_tables = tables(schema)
-    given = {"topic_": outbox_options.topics(topic)}
+    given = {"topic_": _one_or_all(topic)}
     try:
         return transact(
             engine,
@@ -62,6 +62,7 @@ def pause(engine: Engine, topic: str = ALL_TOPICS, *, schema: str | None = None)
 
 def resume(engine: Engine, topic: str = ALL_TOPICS, *, schema: str | None = None) -> bool:
     """Send the messages of a topic again. "*" ends the pause of all topics; those paused by name stay paused.
+    A topic's own name ends only its own pause: while all topics are paused, its messages wait.
 
     Returns:
         Whether it was paused.
@@ -69,12 +70,19 @@ def resume(engine: Engine, topic: str = ALL_TOPICS, *, schema: str | None = None
     Raises: the errors of `pause`.
     """
     all_tables = tables(schema)
-    given = {"topic_": outbox_options.topics(topic)}
+    given = {"topic_": _one_or_all(topic)}
     return transact(
         engine,
         all_tables,
         lambda each: _change_pauses(each, all_tables, statements.resume(all_tables), given),
     )
+
+
+def _one_or_all(topic: str) -> str:
+    checked = outbox_options.topics(topic)
+    if checked != ALL_TOPICS and ALL_TOPICS in checked:
+        raise InvalidMessage(f'topic={checked!r}: expected a whole topic, or "*" for all; it is no pattern')
+    return checked
 
 
 def _is_paused(connection: Connection, tables: OutboxTables, given: dict[str, str]) -> bool:

@@ -115,12 +115,30 @@ def test_peek_with_errors_first(engine: Engine, run: Run) -> None:
 
 
 def test_pause_and_resume(engine: Engine, run: Run) -> None:
-    """`pause` and `resume` print what they have done, and whether it changed anything."""
+    """`pause` and `resume` print whether they changed anything, and which topics are paused afterwards."""
+    everything, orders = ("outbox", "resume"), ("outbox", "resume", "orders")
     assert succeeded(run("outbox", "pause")) == "all topics: paused\n"
+    assert succeeded(run(*orders)) == "orders: not paused by name before; still paused with all topics\n"
     assert succeeded(run("outbox", "pause", "orders")) == "orders: paused\n"
     assert succeeded(run("outbox", "pause", "orders")) == "orders: paused before\n"
-    assert as_json(run("outbox", "resume", "--json")) == {"topic": "*", "changed": True}
-    assert outbox.status(engine).paused == ("orders",)
+    assert succeeded(run(*orders)) == "orders: not paused by name; still paused with all topics\n"
+    outbox.pause(engine, "orders")
+    outbox.pause(engine, "mail")
+    assert succeeded(run(*everything)) == (
+        "all topics: not paused as a whole; still paused by name: mail, orders\n"
+    )
+    assert as_json(run(*everything, "--json")) == {
+        "topic": "*",
+        "changed": False,
+        "paused": ["mail", "orders"],
+    }
+    assert succeeded(run(*everything)).startswith("all topics: not paused as a whole before; still paused by")
+    assert succeeded(run(*orders)) == "orders: not paused\n"
+    assert succeeded(run(*orders)) == "orders: not paused before\n"
+    outbox.resume(engine, "mail")
+    assert succeeded(run(*everything)) == "all topics: not paused before\n"
+    outbox.pause(engine)
+    assert succeeded(run(*everything)) == "all topics: not paused\n"
 
 
 def test_retry(engine: Engine, run: Run) -> None:
@@ -224,6 +242,8 @@ WRONG: list[tuple[list[str], str]] = [
     (["drop", "1", "--topic", "a"], "--topic: expected only with --dead-older-than"),
     (["drop", "--dead-older-than", "1w"], "--dead-older-than='1w': expected a time such as 30s"),
     (["pause", ""], "topic='': 0 bytes"),
+    (["pause", "orders.*"], "topic='orders.*': expected a whole topic, or"),
+    (["resume", "orders.*"], "topic='orders.*': expected a whole topic, or"),
     (["buckets", "--count", "0"], "count=0: expected a whole number"),
     (["relay"], "Missing option '--to'"),
     (["relay", "--to", "nats://user:s3cr3t@host"], "--to: expected amqp://user@host/vhost"),

@@ -278,6 +278,11 @@ def test_wrong_options() -> None:
     for decide, said in (
         (lambda: outbox.pause(engine, ""), "topic=''"),
         (lambda: outbox.resume(engine, "a" * 250), "250 bytes"),
+        (
+            lambda: outbox.pause(engine, "orders.*"),
+            r"topic='orders\.\*': expected a whole topic, or \"\*\" for",
+        ),
+        (lambda: outbox.resume(engine, "**"), r"topic='\*\*': expected a whole topic"),
         (lambda: outbox.purge_dead(engine, -1), "older_than=-1"),
         (lambda: outbox.set_bucket_count(engine, 0), "count=0"),
         (lambda: outbox.retry(engine, "1"), "engine=NoneType: expected an Engine"),
