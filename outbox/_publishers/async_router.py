@@ -66,8 +66,11 @@ async def _answers(publisher: Any, batch: Sequence[Envelope]) -> AsyncGenerator[
 
 async def _send(part: Part) -> None:
     try:
-        async for answer in _answers(part.publisher, part.messages):
-            part.answers.append(answer)
+        async with aclosing(_answers(part.publisher, part.batch())) as answers:
+            async for answer in answers:
+                part.answers.append(answer)
+                if part.is_answered_too_often:
+                    break
     except FAILURES as error:
         failed(part, as_failure(error))
 

@@ -3,7 +3,7 @@
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from inbox_outbox_base.monitoring.events import describe
@@ -62,6 +62,16 @@ class Part:
     """As the publisher gave them: outcomes in turn, or pairs of a place and an outcome."""
     error: Exception | None = None
     """What the publisher raised."""
+
+    def batch(self) -> list[Envelope]:
+        """The messages, for the publisher alone: whatever it does to the list or to the headers, neither the
+        next publisher nor the answers' places change."""
+        return [replace(message, headers=dict(message.headers)) for message in self.messages]
+
+    @property
+    def is_answered_too_often(self) -> bool:
+        """Whether there are more answers than messages: more of them would not help."""
+        return len(self.answers) > len(self.messages)
 
     def outcomes(self) -> list[Outcome]:
         """An outcome for each message of the part; messages without an answer are unknown."""

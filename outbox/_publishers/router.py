@@ -112,8 +112,10 @@ class Router(RouterBase):
 
 def _send(part: Part) -> None:
     try:
-        for answer in part.publisher.send(part.messages):
+        for answer in part.publisher.send(part.batch()):
             part.answers.append(answer)
+            if part.is_answered_too_often:
+                break
     except FAILURES as error:
         failed(part, as_failure(error))
 

@@ -4,6 +4,7 @@ import random
 import signal
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import repeat
 from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
@@ -233,7 +234,7 @@ def test_an_id_that_is_used_again(engine: Engine) -> None:
 class Mumbling(Recorder):
     """A publisher that raises or gives invalid answers."""
 
-    def __init__(self, *answers: Any) -> None:
+    def __init__(self, answers: Iterable[Any]) -> None:
         super().__init__()
         self.answers = answers
 
@@ -244,17 +245,62 @@ class Mumbling(Recorder):
 
 @pytest.mark.parametrize(
     ("answers", "known"),
-    [((), []), ((ACCEPTED,), [0]), (((1, ACCEPTED),), [1]), (((7, ACCEPTED),), []), (("yes",), [])],
+    [
+        ((), []),
+        ((ACCEPTED,), [0]),
+        (((1, ACCEPTED),), [1]),
+        (((7, ACCEPTED),), []),
+        (("yes",), []),
+        (repeat(ACCEPTED), []),
+    ],
+    ids=str,
 )
-def test_a_publisher_that_raises(answers: tuple[Any, ...], known: list[int]) -> None:
+def test_a_publisher_that_raises(answers: Iterable[Any], known: list[int]) -> None:
     """Messages that a publisher has not answered are unknown; the other publisher has been sent all of
-    them."""
+    them. One that answers without end is not heard out."""
     good = Recorder()
     batch = [envelope("a", "1"), envelope("a", "2")]
-    outcomes = list(Router({"a": [Mumbling(*answers), good]}).send(batch))
+    outcomes = list(Router({"a": [Mumbling(answers), good]}).send(batch))
     assert [place for place, each in enumerate(outcomes) if each == ACCEPTED] == known
     assert {type(each) for each in outcomes if each != ACCEPTED} <= {Unknown}
     assert len(good.sent) == 2
+
+
+class Greedy(Recorder):
+    """A publisher that takes the messages out of its batch, and marks their headers."""
+
+    def send(self, batch: Sequence[Envelope]) -> Iterable[Outcome]:
+        own: Any = batch
+        outcomes = list[Outcome]()
+        while own:
+            message = own.pop(0)
+            message.headers["sent"] = "yes"
+            outcomes += super().send([message])
+        return outcomes
+
+
+class AsyncGreedy(Greedy):
+    async def send(self, batch: Sequence[Envelope]) -> Iterable[Outcome]:  # type: ignore[override]
+        return super().send(batch)
+
+
+def test_publishers_that_change_their_batch(postgres: Database) -> None:
+    """Each publisher has a list of its own, in both routers: what one of them does to it and to the headers
+    changes neither the others' messages nor its own answers."""
+    engine = postgres.engine()
+    first, second = Greedy(), Recorder()
+    publish(engine, "a1", "b1", headers={"h": "1"})
+    assert relay(engine, Router({"*": [first, Greedy(), second]})) == 2
+    assert (first.names, second.names) == (["a1", "b1"], ["a1", "b1"])
+    assert [each.headers for each in second.sent] == [{"h": "1"}] * 2
+
+    async def scenario(own: AsyncEngine) -> int:
+        return await AsyncRelay(own, AsyncRouter({"*": [AsyncGreedy(), last]})).run_once()
+
+    last = AsyncRecorder()
+    publish(engine, "a1", "b1", headers={"h": "1"})
+    assert in_loop(postgres, scenario) == 2
+    assert [each.headers for each in last.sent] == [{"h": "1"}] * 2
 
 
 class Careful(Recorder):
