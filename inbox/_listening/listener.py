@@ -1,10 +1,10 @@
 """The listener for synchronous code: messages run in threads."""
 
-import inspect
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from inbox_outbox_base.calls.signals import SignalSafeEvent
+from inbox_outbox_base.checks.options import is_coroutine_function
 from inbox_outbox_base.errors.inbox import InvalidOption
 
 from .outcome import Decisions, Outcome
@@ -62,7 +62,7 @@ class Listener(InThreads):
         """
         woken = SignalSafeEvent()
         batch = self._batch(messages, handler, woken.set)
-        if inspect.iscoroutinefunction(batch.handler):
+        if is_coroutine_function(batch.handler):
             raise InvalidOption(f"handler={handler!r}: it is asynchronous; use AsyncListener")
         self._wakes.add(batch.wake)
         try:

@@ -6,6 +6,7 @@
 import inspect
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 from inbox_outbox_base.errors.inbox import InvalidOption
 
@@ -123,6 +124,16 @@ def acts_when_called(function: object) -> bool:
     """Whether a call runs the function's body: not if it is asynchronous, or has a `yield`."""
     ways = inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction
     return not any(way(each) for way in ways for each in (function, type(function).__call__))
+
+
+def is_coroutine_function(function: object) -> bool:
+    """Whether calling it gives a coroutine; also of an object with an asynchronous `__call__`, and of a
+    `functools.partial` of either."""
+    while isinstance(function, partial):
+        function = function.func
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004 - callable() does not say of which kind
+    )
 
 
 def aware(option: str, value: datetime, *, error: type[InvalidOption] = InvalidOption) -> datetime:

@@ -7,7 +7,9 @@ from typing import Any, Generic, TypeVar
 
 from inbox import Action, AsyncListener, Decision, Delivery, Listener
 from inbox import Outcome as InboxOutcome
+from inbox._listening.outcome import runner_of
 from inbox_outbox_base.checks import outbox_options
+from inbox_outbox_base.checks.options import is_coroutine_function, shown
 from inbox_outbox_base.errors.blame import is_own
 from inbox_outbox_base.errors.codes import is_passing
 from inbox_outbox_base.errors.outbox import InvalidOption
@@ -36,20 +38,29 @@ class _Delivery(Generic[L]):
     """Picks the handler of a message, and turns its verdict into an outcome for the relay."""
 
     _listens: type[L]
+    _is_async: bool
 
     def __init__(self, handlers: Handlers, *, concurrency: int = 1, max_attempts: int = 16) -> None:
         if not isinstance(handlers, Mapping) or not handlers:
             raise InvalidOption(f"handlers={handlers!r:.80}: expected a mapping of topics to handlers")
-        for topic, handler in handlers.items():
-            outbox_options.topic(topic)
-            outbox_options.check_function(f"handlers[{topic!r}]", handler)
-        self._handlers: dict[str, Callable[[Any], Any]] = {
-            topic: getattr(each, "outcome", each) for topic, each in handlers.items()
+        self._handlers = {
+            outbox_options.topic(topic): self._checked(f"handlers[{topic!r}]", handler)
+            for topic, handler in handlers.items()
         }
         self._failures: OrderedDict[tuple[object, ...], int] = OrderedDict()
         self._concurrency = outbox_options.count("concurrency", concurrency)
         self._max_attempts = outbox_options.count("max_attempts", max_attempts)
         self._listener: L = self._new_listener()
+
+    def _checked(self, option: str, handler: Any) -> Callable[[Any], Any]:
+        """The function that gives the handler's outcomes, if this class can call it."""
+        run: Any = outbox_options.check_function(option, runner_of(handler))
+        if is_coroutine_function(run) is not self._is_async:
+            expected, other = ("an asynchronous", "") if self._is_async else ("a synchronous", "Async")
+            raise InvalidOption(
+                f"{option}={shown(handler)}: expected {expected} function; see {other}DirectDelivery"
+            )
+        return run  # type: ignore[no-any-return]
 
     def _new_listener(self) -> L:
         return self._listens(
@@ -120,7 +131,8 @@ class DirectDelivery(_Delivery[Listener]):
 
     Args:
         handlers: by topic. A message to any other topic is refused. A handler gets the `Envelope`, which has
-            all that a broker's `Delivery` has, except `raw`.
+            all that a broker's `Delivery` has, except `raw`. One that returns no `inbox.Outcome`, because no
+            inbox decorates it, has its effect; its message becomes a dead letter, with what it returned.
         concurrency: how many handlers run at the same time, in threads, each on its own connection.
         max_attempts: failures of the handler after which its message is refused. The count is in memory: it
             starts at zero after a restart, or when another process takes the message over. Errors of the
@@ -129,10 +141,11 @@ class DirectDelivery(_Delivery[Listener]):
             refused, with its steps undone.
 
     Raises:
-        InvalidOption: an argument is invalid.
+        InvalidOption: an argument is invalid, such as an asynchronous handler.
     """
 
     _listens = Listener
+    _is_async = False
 
     def send(self, batch: Sequence[Envelope]) -> Iterable[Outcome]:
         """Run the handlers of a batch; outcome i belongs to message i."""
@@ -140,8 +153,7 @@ class DirectDelivery(_Delivery[Listener]):
         return self._answers(batch, decisions)
 
     def _handle(self, message: Envelope) -> InboxOutcome:
-        outcome: InboxOutcome = self._handlers[message.topic](message)
-        return outcome
+        return _outcome(message, self._handlers[message.topic](message))
 
 
 class AsyncDirectDelivery(_Delivery[AsyncListener]):
@@ -149,6 +161,7 @@ class AsyncDirectDelivery(_Delivery[AsyncListener]):
     tasks."""
 
     _listens = AsyncListener
+    _is_async = True
 
     async def send(self, batch: Sequence[Envelope]) -> Iterable[Outcome]:
         """Run the handlers of a batch; outcome i belongs to message i."""
@@ -156,5 +169,18 @@ class AsyncDirectDelivery(_Delivery[AsyncListener]):
         return self._answers(batch, decisions)
 
     async def _handle(self, message: Envelope) -> InboxOutcome:
-        outcome: InboxOutcome = await self._handlers[message.topic](message)
-        return outcome
+        return _outcome(message, await self._handlers[message.topic](message))
+
+
+def _outcome(message: Envelope, given: Any) -> InboxOutcome:
+    """The handler's outcome. Anything else is a dead letter at once: no inbox was asked, so the handler's
+    effects would be repeated by each further send.
+
+    Raises:
+        InvalidOption: not an `inbox.Outcome`.
+    """
+    if not isinstance(given, InboxOutcome):
+        raise InvalidOption(
+            f"handlers[{message.topic!r}]: it returned {shown(given)}, expected an inbox.Outcome"
+        )
+    return given

@@ -227,6 +227,8 @@ def test_invalid_options() -> None:
     for option, mistake in wrong.items():
         with pytest.raises(InvalidOption, match=f"^{option}"):
             mistake()
+    with pytest.raises(InvalidOption, match="expected an asynchronous function"):
+        AsyncRabbitConsumer("amqp://localhost", "q", lambda _: NEW)  # type: ignore[arg-type, return-value]
     assert AsyncRabbitConsumer("amqp://localhost", "q", asynchronous, concurrency=5).prefetch == 10
 
 

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Iterator
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, NoReturn
 
 import pytest
@@ -320,8 +321,13 @@ def test_an_asynchronous_handler_is_for_the_other_listener() -> None:
     async def handle(_: object) -> Outcome:
         raise AssertionError("called")
 
-    with pytest.raises(InvalidOption, match="AsyncListener"):
-        in_threads(["m"], handle)  # type: ignore[arg-type]
+    class Handler:
+        async def __call__(self, _: object) -> Outcome:
+            raise AssertionError("called")
+
+    for each in (handle, Handler(), partial(Handler())):
+        with pytest.raises(InvalidOption, match="AsyncListener"):
+            in_threads(["m"], each)  # type: ignore[arg-type]
 
 
 def test_an_invalid_handler() -> None:

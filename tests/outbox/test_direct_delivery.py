@@ -3,6 +3,7 @@
 import threading
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from inbox.errors import StoreUnreachable
 from outbox import AsyncDirectDelivery, DirectDelivery, Envelope, Outbox, Relay
 from outbox.errors import InvalidOption
 from tests.support import accounts
+from tests.support.cases import case
 from tests.support.database import Database
 from tests.support.listeners import Fault
 from tests.support.on_servers import on
@@ -241,6 +243,7 @@ def test_a_chain_with_several_threads(engine: Engine) -> None:
 @pytest.mark.parametrize("kind", [DirectDelivery, AsyncDirectDelivery])
 def test_invalid_options(kind: Any) -> None:
     """An invalid option raises an error that names it."""
+    of_its_kind = handle_nothing if kind is DirectDelivery else handle_later
     wrong: list[tuple[Any, dict[str, Any], str]] = [
         (None, {}, "handlers=None"),
         ({}, {}, "handlers={}"),
@@ -248,8 +251,8 @@ def test_invalid_options(kind: Any) -> None:
         ({"orders": None}, {}, "handlers['orders']=None"),
         ({"": handle_nothing}, {}, "topic=''"),
         ({7: handle_nothing}, {}, "topic=7"),
-        ({"orders": handle_nothing}, {"concurrency": 0}, "concurrency=0"),
-        ({"orders": handle_nothing}, {"max_attempts": 0}, "max_attempts=0"),
+        ({"orders": of_its_kind}, {"concurrency": 0}, "concurrency=0"),
+        ({"orders": of_its_kind}, {"max_attempts": 0}, "max_attempts=0"),
     ]
     for handlers, options, named in wrong:
         with pytest.raises(InvalidOption) as caught:
@@ -259,6 +262,67 @@ def test_invalid_options(kind: Any) -> None:
 
 def handle_nothing(_: Envelope) -> InboxOutcome:
     return NEW
+
+
+async def handle_later(_: Envelope) -> InboxOutcome:
+    return NEW
+
+
+class Handler:
+    def __call__(self, message: Envelope) -> InboxOutcome:
+        return handle_nothing(message)
+
+
+class LaterHandler:
+    async def __call__(self, message: Envelope) -> InboxOutcome:
+        return await handle_later(message)
+
+
+class Decorated(Handler):
+    """Like a handler that an asynchronous inbox has decorated."""
+
+    outcome = staticmethod(handle_later)
+
+
+def test_handlers_of_the_other_kind() -> None:
+    """A synchronous delivery refuses asynchronous handlers, and the reverse, before any of them has an
+    effect."""
+    now: list[Any] = [handle_nothing, Handler(), Handler().__call__, partial(handle_nothing)]
+    later: list[Any] = [
+        handle_later,
+        LaterHandler(),
+        partial(handle_later),
+        partial(LaterHandler()),
+        Decorated(),
+    ]
+    for each in now:
+        DirectDelivery({"orders": each})
+        with case(each), pytest.raises(InvalidOption, match="expected an asynchronous function; see DirectD"):
+            AsyncDirectDelivery({"orders": each})
+    for each in later:
+        AsyncDirectDelivery({"orders": each})
+        with case(each), pytest.raises(InvalidOption, match="expected a synchronous function; see AsyncDir"):
+            DirectDelivery({"orders": each})
+
+
+@pytest.mark.parametrize("given", [None, True, "ok"])
+@on("sqlite")
+def test_a_handler_that_asks_no_inbox(engine: Engine, given: Any) -> None:
+    """A plain function has its effects once: its message is a dead letter at once, which says what it
+    returned."""
+    runs: list[str] = []
+
+    def handle(message: Envelope) -> Any:
+        runs.append(name_of(message))
+        return given
+
+    publish(engine, "a1")
+    publish(engine, "b1", topic="ship")
+    assert relay(engine, DirectDelivery({"orders": handle, "ship": handle_nothing})) == 1
+    assert dead(engine)["a1"].error == (
+        f"InvalidOption: handlers['orders']: it returned {given!r}, expected an inbox.Outcome"
+    )
+    assert runs == ["a1"]
 
 
 @on("sqlite", "postgresql")

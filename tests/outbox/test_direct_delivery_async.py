@@ -76,6 +76,21 @@ def test_status_table_mode_of_tasks(migrated: Database, engine: Engine) -> None:
     assert accounts.total(engine, "order") == 1
 
 
+@on("sqlite")
+def test_a_task_that_asks_no_inbox(migrated: Database, engine: Engine) -> None:
+    """A plain asynchronous function has its effects once: its message is a dead letter at once."""
+    publish(engine, "a1")
+
+    async def handle(_: Envelope) -> Any:
+        return True
+
+    async def scenario(tasks: AsyncEngine) -> int:
+        return await AsyncRelay(tasks, AsyncDirectDelivery({"orders": handle})).run_once()
+
+    assert in_loop(migrated, scenario) == 0
+    assert dead(engine)["a1"].error.endswith("it returned True, expected an inbox.Outcome")
+
+
 def _add(engine: Engine) -> None:
     with engine.begin() as connection:
         accounts.add(connection, "order")

@@ -2,7 +2,6 @@
 `kafka`)."""
 
 import asyncio
-import inspect
 import signal
 import threading
 from collections.abc import Awaitable, Callable
@@ -13,6 +12,7 @@ from inbox._listening.listener import Listener
 from inbox._listening.outcome import Decision, Decisions, Outcome, runner_of
 from inbox._listening.thread_pool import in_thread
 from inbox_outbox_base.checks.extras import brought_by
+from inbox_outbox_base.checks.options import is_coroutine_function
 from inbox_outbox_base.errors.inbox import InvalidOption
 from inbox_outbox_base.words.incoming import Delivery
 
@@ -69,7 +69,7 @@ class KafkaConsumer(GroupMember[Callable[[Delivery], Outcome]]):
             self._consume()
 
     def _check(self, handler: Callable[[Delivery], Outcome]) -> None:
-        if not callable(handler) or inspect.iscoroutinefunction(runner_of(handler)):
+        if not callable(handler) or is_coroutine_function(runner_of(handler)):
             raise InvalidOption(
                 f"handler={handler!r}: expected a synchronous function; see AsyncKafkaConsumer"
             )
@@ -116,7 +116,7 @@ class AsyncKafkaConsumer(GroupMember[Callable[[Delivery], Awaitable[Outcome]]]):
         return self._whole.stopping_on_sigterm(*also)
 
     def _check(self, handler: Callable[[Delivery], Awaitable[Outcome]]) -> None:
-        if not inspect.iscoroutinefunction(runner_of(handler)):
+        if not is_coroutine_function(runner_of(handler)):
             raise InvalidOption(f"handler={handler!r}: expected an asynchronous function")
 
     def _decide(self, listener: AsyncListener, batch: list[Delivery]) -> Decisions:

@@ -16,10 +16,10 @@ from inbox._consuming.journal import ConsumerJournal
 from inbox._listening.async_listener import AsyncListener
 from inbox._listening.awaited_listener import AwaitedListener
 from inbox._listening.options import BY_KEY, ListenerOptions, check_names
-from inbox._listening.outcome import Decision, Outcome
+from inbox._listening.outcome import Decision, Outcome, runner_of
 from inbox_outbox_base.brokers.rabbitmq import address
 from inbox_outbox_base.checks.backoff import Backoff
-from inbox_outbox_base.checks.options import count, flag
+from inbox_outbox_base.checks.options import count, flag, is_coroutine_function
 from inbox_outbox_base.errors.inbox import InvalidOption
 from inbox_outbox_base.words.incoming import Delivery
 
@@ -69,6 +69,7 @@ class AsyncRabbitConsumer:
         attempt: Callable[[Delivery], int] | None = attrgetter("attempt"),
         **listener: Unpack[ListenerOptions],
     ) -> None:
+        self._check(handler)
         self._url = address.parse(url)
         if not isinstance(queue, str) or not queue:
             raise InvalidOption(f"queue={queue!r}: expected a name")
@@ -98,6 +99,10 @@ class AsyncRabbitConsumer:
         self._failure: Exception | None = None
         self._failed_sessions = 0
         self._journal = ConsumerJournal(_log, f"consumer of queue {queue!r}")
+
+    def _check(self, handler: Any) -> None:
+        if not is_coroutine_function(runner_of(handler)):
+            raise InvalidOption(f"handler={handler!r}: expected an asynchronous function")
 
     async def run(self) -> None:
         """See `RabbitConsumer.run`."""

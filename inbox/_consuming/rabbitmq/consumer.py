@@ -2,7 +2,6 @@
 `rabbitmq`)."""
 
 import asyncio
-import inspect
 import signal
 import threading
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from inbox._listening.awaited_listener import AwaitedListener
 from inbox._listening.options import ListenerOptions
 from inbox._listening.outcome import Decision, Outcome, runner_of
 from inbox_outbox_base.checks.extras import brought_by
+from inbox_outbox_base.checks.options import is_coroutine_function
 from inbox_outbox_base.errors.inbox import InvalidOption
 from inbox_outbox_base.words.incoming import Delivery
 
@@ -74,7 +74,7 @@ class RabbitConsumer:
         **listener: Unpack[ListenerOptions],
     ) -> None:
         run: Any = handler
-        if not callable(run) or inspect.iscoroutinefunction(runner_of(run)):
+        if not callable(run) or is_coroutine_function(runner_of(run)):
             raise InvalidOption(
                 f"handler={handler!r}: expected a synchronous function; see AsyncRabbitConsumer"
             )
@@ -117,3 +117,6 @@ class _RabbitInThreads(AsyncRabbitConsumer):
     """The consumer for a synchronous handler and a synchronous `dead_letter`."""
 
     _listener = AwaitedListener
+
+    def _check(self, handler: Any) -> None:
+        pass  # the consumer has checked it

@@ -1,7 +1,6 @@
 """The asynchronous consumer for RocketMQ."""
 
 import asyncio
-import inspect
 import logging
 import signal
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -17,7 +16,7 @@ from inbox._listening.options import BY_KEY, ListenerOptions, check_names
 from inbox._listening.outcome import Action, Decision, Outcome, runner_of
 from inbox_outbox_base.brokers.rocketmq import forking
 from inbox_outbox_base.calls.signals import FAILURES, as_failure, stopping
-from inbox_outbox_base.checks.options import done
+from inbox_outbox_base.checks.options import done, is_coroutine_function
 from inbox_outbox_base.errors.inbox import InvalidOption
 from inbox_outbox_base.words.incoming import Delivery
 
@@ -92,7 +91,7 @@ class AsyncRocketMQConsumer:
         self._journal = ConsumerJournal(_log, name)
 
     def _check(self, handler: Any) -> None:
-        if not inspect.iscoroutinefunction(runner_of(handler)):
+        if not is_coroutine_function(runner_of(handler)):
             raise InvalidOption(f"handler={handler!r}: expected an asynchronous function")
 
     @property

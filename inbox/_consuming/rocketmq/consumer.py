@@ -1,7 +1,6 @@
 """Deliver messages from RocketMQ to a handler of an inbox (extra `rocketmq`)."""
 
 import asyncio
-import inspect
 import signal
 import threading
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from inbox._listening.outcome import Decision, Outcome, runner_of
 from inbox._listening.thread_pool import in_thread
 from inbox_outbox_base.brokers.rocketmq import forking
 from inbox_outbox_base.checks.extras import brought_by
+from inbox_outbox_base.checks.options import is_coroutine_function
 from inbox_outbox_base.errors.inbox import InvalidOption
 from inbox_outbox_base.words.incoming import Delivery
 
@@ -80,7 +80,7 @@ class RocketMQConsumer:
         **listener: Unpack[ListenerOptions],
     ) -> None:
         run: Any = handler
-        if not callable(run) or inspect.iscoroutinefunction(runner_of(run)):
+        if not callable(run) or is_coroutine_function(runner_of(run)):
             raise InvalidOption(
                 f"handler={handler!r}: expected a synchronous function; see AsyncRocketMQConsumer"
             )
