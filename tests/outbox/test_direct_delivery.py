@@ -3,14 +3,14 @@
 import threading
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import pytest
 from sqlalchemy import Connection, Engine
 
 import outbox
-from inbox import Backoff, Delivery, Inbox, Verdict, message_key
+from inbox import Backoff, Claim, Delivery, Inbox, SqlStore, StatusInbox, Verdict, message_key
 from inbox import Outcome as InboxOutcome
 from inbox.errors import StoreUnreachable
 from outbox import AsyncDirectDelivery, DirectDelivery, Envelope, Outbox, Relay
@@ -80,6 +80,27 @@ def test_handlers_made_for_a_broker(engine: Engine) -> None:
     publish(engine, "a1", topic="order")
     assert relay(engine, DirectDelivery({"order": handle})) == 1
     assert accounts.totals(engine)["order"] == 1
+
+
+@on("sqlite")
+def test_a_decorator_around_a_handler(engine: Engine) -> None:
+    """It runs with each message, as the handler does, although functools.wraps gives it the attributes of the
+    handler."""
+    seen: list[str] = []
+    orders = StatusInbox("orders", store=SqlStore(engine))
+
+    @orders.handler(key=message_key)
+    def handle(claim: Claim, message: Envelope) -> None:
+        seen.append("handled")
+
+    @wraps(handle)
+    def audited(message: Envelope) -> InboxOutcome:
+        seen.append("audited")
+        return handle(message)
+
+    publish(engine, "a1", topic="order")
+    assert relay(engine, DirectDelivery({"order": audited})) == 1
+    assert seen == ["audited", "handled"]
 
 
 @on("sqlite")
