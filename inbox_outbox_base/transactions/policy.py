@@ -26,7 +26,7 @@ from inbox_outbox_base.checks.retention import Retention
 from inbox_outbox_base.databases import taking_statements
 from inbox_outbox_base.databases.registry import database_of
 from inbox_outbox_base.errors import codes
-from inbox_outbox_base.errors.inbox import PolicyConflict
+from inbox_outbox_base.errors.inbox import PolicyConflict, TransientError
 from inbox_outbox_base.tables.inbox import Tables
 
 from . import memories
@@ -168,12 +168,16 @@ class Declaration:
         role, if that decides."""
         return (self.asked or self._known(connection) or Retention()).duration.total_seconds()
 
-    def agree(self, connection: Connection, *, is_new: bool) -> Retention:
+    def agree(self, connection: Connection, *, is_new: bool, is_last: bool = False) -> Retention:
         """Compare with the stored policy; with a new message, store the values that it lacks.
+
+        If another transaction is writing the policy, the next message asks again. `is_last`: there is no next
+        one.
 
         Raises:
             PolicyConflict: the stored policy differs.
             TablesMissing: the table does not exist.
+            DBAPIError, TransientError: with `is_last`, another transaction is writing it.
         """
         memo, place = _memos.of(connection.engine.pool), self._place(connection)
         if memo.is_certain_in(place, connection.get_transaction()):
@@ -182,9 +186,9 @@ class Declaration:
         try:
             # An error here must not abort the caller's transaction, nor a lock delay it.
             with database_of(connection).protected(connection):
-                return self._agree(connection, memo, place, is_new, innermost)
+                return self._agree(connection, memo, place, innermost, is_new=is_new, is_last=is_last)
         except DBAPIError as error:
-            if codes.ends_wait(error):  # another transaction is writing it: ask again with the next message
+            if codes.ends_wait(error) and not is_last:
                 return self.asked or Retention()
             if not codes.is_denied(error):
                 raise_clearer(connection, self._tables.consumer, error)
@@ -196,7 +200,14 @@ class Declaration:
             return kept
 
     def _agree(
-        self, connection: Connection, memo: _Memo, place: Any, is_new: bool, innermost: Transaction | None
+        self,
+        connection: Connection,
+        memo: _Memo,
+        place: Any,
+        innermost: Transaction | None,
+        *,
+        is_new: bool,
+        is_last: bool,
     ) -> Retention:
         stored = look(connection, self._tables, self._consumer).get(self._consumer)
         kept = self.asked or (stored.kept if stored else Retention())
@@ -204,7 +215,11 @@ class Declaration:
         # An operator may have changed the policy since it was first seen; then it stays as it is.
         if stored is None or (place not in memo.known and self._asks_for_more(stored)):
             # Only a new message declares, and only one open transaction of this process at a time.
-            if not is_new or (memo.is_under_way(consumer) and not memo.is_declared_in(consumer, transaction)):
+            if not is_new:
+                return kept
+            if memo.is_under_way(consumer) and not memo.is_declared_in(consumer, transaction):
+                if is_last:
+                    raise TransientError(f"consumer={self._consumer!r}: its policy is being stored just now")
                 return kept
             connection.execute(taking_statements.declare(self._tables), self._row(stored))
             if transaction is not None and not database_of(connection).is_autocommit(connection):

@@ -89,7 +89,9 @@ class Job:
             self._check_targets(targets)
         # In a separate transaction, so that it can be retried: on SQLite, a transaction that has read cannot
         # write if another one has written since.
-        committed(self._engine, self._database, self.settings, partial(self._policy.agree, is_new=True))
+        # What nobody has asked for need not be stored: a purge has the same default.
+        declare = partial(self._policy.agree, is_new=True, is_last=self.settings.retention is not None)
+        committed(self._engine, self._database, self.settings, declare)
         return Task(self.settings.for_tasks, self.run, self._work, self._done)
 
     def check(self, schema: pa.Schema) -> None:
@@ -98,7 +100,6 @@ class Job:
         Raises: the errors of `prepare`.
         """
         self._check_targets(self._fitted(schema))
-        self._look(partial(self._policy.agree, is_new=False))
 
     def _look(self, work: Callable[[Connection], T]) -> T:
         """Run `work` in a transaction of its own that leaves nothing; it is retried."""
@@ -132,6 +133,7 @@ class Job:
         # A generated name is new, so nothing can have been committed under it.
         if self._is_named and self.settings.ledger != "off":
             self._done, _ = self._entries(connection)
+        self._policy.agree(connection, is_new=False, is_last=True)
         return targets
 
     def _check_targets(self, targets: Targets) -> None:

@@ -2,25 +2,37 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import DBAPIError
 
+from inbox.schema import tables
+from inbox_outbox_base.transactions.policy import Declaration, look
 from spark._driver import comparison
 from spark._driver.job import Job
 from spark._executor import connect
 from tests.spark.test_reading import source
 from tests.support.database import Database
 from tests.support.on_servers import WITH_WRITERS, each_on
-from tests.support.spark.writes import SCHEMA, batch, options_of, write, written
+from tests.support.spark.writes import (
+    CONSUMER,
+    SCHEMA,
+    batch,
+    make_result,
+    options_of,
+    prepared,
+    write,
+    written,
+)
 
 LOCKS = {
-    "postgresql": "LOCK TABLE inbox_ledger IN ACCESS EXCLUSIVE MODE",
-    "mariadb": "LOCK TABLES inbox_ledger WRITE",
-    "mysql": "LOCK TABLES inbox_ledger WRITE",
-    "sqlite": "BEGIN EXCLUSIVE",
+    "postgresql": "LOCK TABLE {} IN ACCESS EXCLUSIVE MODE",
+    "mariadb": "LOCK TABLES {} WRITE",
+    "mysql": "LOCK TABLES {} WRITE",
+    "sqlite": "BEGIN IMMEDIATE",
 }
 UNLOCK = {"mariadb": "UNLOCK TABLES", "mysql": "UNLOCK TABLES"}
 KILLS = {
@@ -41,23 +53,67 @@ def watched(name: str, act: Callable[..., object]) -> Iterator[None]:
         event.remove(Engine, name, act)
 
 
-def test_a_lock_that_outlasts_a_try(migrated: Database, engine: Engine) -> None:
-    """The ledger is locked for longer than `lock_timeout`: the job waits for it and writes its rows."""
-    errors: list[BaseException] = []
+@contextmanager
+def locked(database: Database, engine: Engine, lock: str, table: str) -> Iterator[list[str]]:
+    """Hold a lock until a statement about a table has met it; the statements that have failed."""
+    failed: list[str] = []
     with engine.connect() as holder:
-        holder.exec_driver_sql(LOCKS[migrated.name])
+        holder.exec_driver_sql(lock)
 
         def let_go(context: Any) -> None:
-            if not errors:
-                if migrated.name in UNLOCK:
-                    holder.exec_driver_sql(UNLOCK[migrated.name])
+            if table in context.statement and not failed:
+                if database.name in UNLOCK:
+                    holder.exec_driver_sql(UNLOCK[database.name])
                 holder.rollback()
-            errors.append(context.original_exception)
+                failed.append(context.statement)
 
         with watched("handle_error", let_go):
-            assert write(migrated, [batch(("a", 1))], run="r", lock_timeout=1).new == 1
-    assert len(errors) >= 1
+            yield failed
+
+
+def test_a_lock_that_outlasts_a_try(migrated: Database, engine: Engine) -> None:
+    """The ledger is locked for longer than `lock_timeout`: the job waits for it and writes its rows."""
+    lock = "BEGIN EXCLUSIVE" if migrated.name == "sqlite" else LOCKS[migrated.name].format("inbox_ledger")
+    word = "" if migrated.name == "sqlite" else "inbox_ledger"
+    with locked(migrated, engine, lock, word) as failed:
+        assert write(migrated, [batch(("a", 1))], run="r", lock_timeout=1).new == 1
+    assert len(failed) == 1
     assert written(engine) == [("a", 1)]
+
+
+def policies(engine: Engine) -> list[timedelta]:
+    """The stored retentions."""
+    with engine.connect() as connection:
+        found = look(connection, tables(), CONSUMER)
+    return [each.kept.duration for each in found.values()]
+
+
+def test_a_retention_is_stored_although_its_table_is_locked(migrated: Database, engine: Engine) -> None:
+    """A job has no later message that could store it: it waits until its retention is stored."""
+    lock = LOCKS[migrated.name].format("inbox_consumer")
+    with locked(migrated, engine, lock, "inbox_consumer") as failed:
+        prepared(migrated, retention=timedelta(days=90), lock_timeout=1)
+    assert len(failed) == 1
+    assert policies(engine) == [timedelta(days=90)]
+
+
+def test_a_retention_is_stored_beside_another_one(postgres: Database) -> None:
+    """A job waits while another one of its process is storing the retention of their consumer."""
+    engine, asked = make_result(postgres), timedelta(days=90)
+    settings, tries = options_of(postgres, retention=asked), list[object]()
+    other = Declaration(tables(), CONSUMER, "exactly-once", timedelta(days=30))
+    with connect.engine_of(settings).connect() as connection:
+        other.agree(connection, is_new=True)
+
+        def commit_before_the_second_try(looked: Connection, cursor: object, asked: str, *_: object) -> None:
+            if "inbox_consumer" in asked and looked is not connection:
+                tries.append(asked)
+                if len(tries) == 2:
+                    connection.commit()
+
+        with watched("before_cursor_execute", commit_before_the_second_try):
+            Job(settings, None).prepare(SCHEMA)
+    assert policies(engine) == [asked]
 
 
 def job(database: Database) -> Job:
