@@ -20,7 +20,7 @@ from typing import Any
 
 from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 from inbox_outbox_base.checks.url import database_url
@@ -42,6 +42,7 @@ __all__ = [
     "downgrade",
     "forget_base",
     "include_name",
+    "lost_rows",
     "migrate",
     "options",
     "script",
@@ -127,6 +128,20 @@ def script(
         with context.begin_transaction(), Operations.context(context) as op:
             upgrade(op, revision, schema=schema, features=features)
     return output.getvalue()
+
+
+def lost_rows(
+    connection: Connection, revision: str, *, schema: str | None = None, most: int = 100_000
+) -> dict[str, int]:
+    """How many rows `migrate` to this revision would delete together with their tables, by table.
+
+    Empty tables, and tables whose rows a migration makes, are left out. Counting stops after `most` rows of a
+    table. Others may add rows afterwards: to lose none, migrate with `keep_rows`.
+    """
+    reached, end = version.reached(connection, schema), revisions.position(revision)
+    steps = revisions.downs(reached, end, revisions.there(connection, schema))
+    names = [name for _, step in steps for name in step.module.makes]
+    return removal.rows_of(connection, removal.existing(connection, schema, names), most)
 
 
 def include_name(name: str | None, kind: str, parents: Mapping[str, Any]) -> bool:

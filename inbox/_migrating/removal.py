@@ -1,6 +1,6 @@
 """Removes tables only if they are empty, and lets nobody add rows in between."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from sqlalchemy import Connection, MetaData, Table, func, inspect, literal_column, select
 from sqlalchemy.schema import DropTable
@@ -19,9 +19,7 @@ def drop_empty(connection: Connection, schema: str | None, names: Sequence[str],
     Raises:
         InvalidOption: some have rows, or this transaction would not see all rows. Nothing was dropped.
     """
-    found, metadata = inspect(connection), MetaData()
-    there = [Table(name, metadata, schema=schema) for name in names if found.has_table(name, schema=schema)]
-    if not there:
+    if not (there := existing(connection, schema, names)):
         return
     database = migrating(connection.dialect.name)
     if database.snapshots and (level := connection.get_isolation_level()) in database.snapshots:
@@ -37,20 +35,28 @@ def drop_empty(connection: Connection, schema: str | None, names: Sequence[str],
             connection.execute(DropTable(table))
 
 
+def existing(connection: Connection, schema: str | None, names: Iterable[str]) -> list[Table]:
+    """Those of these tables that exist."""
+    found, metadata = inspect(connection), MetaData()
+    return [Table(name, metadata, schema=schema) for name in names if found.has_table(name, schema=schema)]
+
+
 def _check_empty(connection: Connection, tables: Sequence[Table], revision: str) -> None:
-    counts = {table.name: _rows(connection, table) for table in tables if table.name not in _FILLED}
-    if any(counts.values()):
-        lost = ", ".join(f"{_counted(rows)} of {name}" for name, rows in counts.items() if rows)
+    if counts := rows_of(connection, tables, _MOST):
+        lost = ", ".join(f"{_counted(rows)} of {name}" for name, rows in counts.items())
         raise InvalidOption(
             f"revision={revision!r}: this deletes {lost}; if that is what you want, add --yes on the command "
             "line, or call migrate without keep_rows"
         )
 
 
-def _rows(connection: Connection, table: Table) -> int:
-    some = select(literal_column("1")).select_from(table).limit(_MOST).subquery()
-    count: int = connection.execute(select(func.count()).select_from(some)).scalar_one()
-    return count
+def rows_of(connection: Connection, tables: Sequence[Table], most: int) -> dict[str, int]:
+    """How many rows the tables have that have any, up to `most`; without those that migrations make."""
+    counts: dict[str, int] = {}
+    for table in tables:
+        some = select(literal_column("1")).select_from(table).limit(most).subquery()
+        counts[table.name] = connection.execute(select(func.count()).select_from(some)).scalar_one()
+    return {name: rows for name, rows in counts.items() if rows and name not in _FILLED}
 
 
 def _counted(rows: int) -> str:

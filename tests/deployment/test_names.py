@@ -62,6 +62,8 @@ def test_everything_works(database: Database, name: str) -> None:
         found = {each.consumer: each for each in inbox.status(engine, schema=schema)}
         assert set(found) == {"calls", "orders"}
         assert outbox.status(engine, schema=schema).pending == 0
+        with engine.connect() as connection:
+            assert "inbox_message" in migration.lost_rows(connection, "base", schema=schema)
         with pytest.raises(InvalidOption, match=r"deletes .* of inbox_message"):
             migration.migrate(engine, "base", schema=schema, keep_rows=True)
         with engine.begin() as connection:
