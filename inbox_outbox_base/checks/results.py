@@ -7,6 +7,7 @@ from typing import Any
 
 from inbox_outbox_base.errors.inbox import InvalidResult
 
+from .json_names import check_names
 from .options import shown
 
 LARGEST_RESULT = 1_000_000
@@ -24,7 +25,8 @@ def encode_result(result: Any) -> str:
     """JSON for a result.
 
     Raises:
-        InvalidResult: not JSON, or more than a million bytes of JSON or a hundred levels.
+        InvalidResult: not JSON, or more than a million bytes of JSON or a hundred levels, or different keys
+            of a dictionary, such as 1 and "1", become one name.
     """
     try:
         text = compact_json(result)
@@ -57,8 +59,12 @@ def normalised(result: Any) -> Any:
 
 
 def compact_json(value: Any) -> str:
-    """JSON as UTF-8; non-ASCII is escaped if there is a lone surrogate, which has no UTF-8."""
-    text = _encode(value)
+    """JSON as UTF-8; non-ASCII is escaped if there is a lone surrogate, which has no UTF-8.
+
+    Raises:
+        TypeError, ValueError, RecursionError: not JSON, or different keys of a dictionary become one name.
+    """
+    text = check_names(_encode(value))
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Any
 from uuid import UUID
 
+from inbox_outbox_base.checks.json_names import check_names
 from inbox_outbox_base.checks.options import shown
 from inbox_outbox_base.checks.outbox_options import check_function
 from inbox_outbox_base.errors.outbox import InvalidMessage, InvalidOption
@@ -26,7 +27,8 @@ def serialize(payload: Any) -> tuple[bytes, str]:
     Decimal and UUID (as text) and enums (their value).
 
     Raises:
-        InvalidMessage: the payload is none of these.
+        InvalidMessage: the payload is none of these, or different keys of a dictionary, such as 1 and "1",
+            become one name.
     """
     if isinstance(payload, bytes | bytearray | memoryview):
         return bytes(payload), "application/octet-stream"
@@ -56,16 +58,16 @@ def checked(serializer: Serializer) -> Serializer:
 
 def _json(payload: Any) -> str:
     try:
-        return _encode(payload)
+        return check_names(_encode(payload))
     except TypeError:
         pass  # it contains types JSON does not have: rare, and much slower
     except (ValueError, RecursionError) as error:
         raise _invalid(payload, error) from None
     try:
         text = json.dumps(payload, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_plain)
+        return check_names(text)
     except (TypeError, ValueError, RecursionError) as error:
         raise _invalid(payload, error) from None
-    return text
 
 
 def _plain(value: Any) -> Any:

@@ -101,6 +101,10 @@ AS_BYTES: dict[str, tuple[Any, bytes, str]] = {
     "text that is JSON": ('{"a":1}', b'{"a":1}', TEXT),
 }
 AS_JSON: dict[str, tuple[Any, Any]] = {
+    "keys that are no text": (
+        {7: 1, -2.5: [{None: 1}], True: {"1": 1}, False: '"1":', "a1": 0},
+        {"7": 1, "-2.5": [{"null": 1}], "true": {"1": 1}, "false": '"1":', "a1": 0},
+    ),
     "dict": ({"b": 1, "a": [True, None, 1.5, "ä"]}, {"b": 1, "a": [True, None, 1.5, "ä"]}),
     "another mapping": (OrderedDict(a=1), {"a": 1}),
     "list": ([1, "a"], [1, "a"]),
@@ -175,6 +179,14 @@ for _ in range(100_000):
     DEEP = [DEEP]
 
 UNFIT: dict[str, tuple[Any, str]] = {
+    "1 and its text": ({1: "a", "1": "b"}, "payload of type dict.*different keys become the name '1'"),
+    "None and its text": ({None: 1, "null": 2}, "different keys become the name 'null'"),
+    "True and its text": ({"true": 1, True: 2}, "different keys become the name 'true'"),
+    "False and its text": ({False: 1, "false": 2}, "different keys become the name 'false'"),
+    "a fraction and its text": ({"a": 1, -1.5: 2, "-1.5": 3}, "different keys become the name '-1.5'"),
+    "a large number and its text": ({1e22: 1, "1e+22": 2}, r"different keys become the name '1e\+22'"),
+    "1 and its text, inside": ([{"a": [1, {"b": {1: 1, "1": 2}}]}], "different keys become the name '1'"),
+    "1 and its text beside a UUID": ([{1: 1, "1": 2}, NUMBER], "different keys become the name '1'"),
     "a lone surrogate": ("a\ud800", "not Unicode"),
     "a lone surrogate in JSON": ({"a": "\ud800"}, "not Unicode"),
     "not a number": ({"a": float("nan")}, "payload of type dict"),
