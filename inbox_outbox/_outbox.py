@@ -239,7 +239,7 @@ def _switching(
     def command(url: Url, topic: Topic = _ALL, schema: Schema = None, json: Json = False) -> None:
         with engine_at(url, schema) as engine:
             changed = switch(engine, topic, schema=schema)
-            paused = outbox.status(engine, count_up_to=1, schema=schema).paused
+            paused = outbox.overview(engine, schema=schema).paused
         value = {"topic": topic, "changed": changed, "paused": list(paused)}
         _say(json, value, in_words(topic, "" if changed else " before", paused))
 

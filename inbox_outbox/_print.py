@@ -62,7 +62,7 @@ def _upright(headings: Sequence[str], rows: list[list[str]]) -> Table:
 def _widths(columns: list[tuple[str, ...]], room: int) -> list[int] | None:
     """The widths of columns, each with its heading, in this room; None if it is too little."""
     wanted = [max(map(cell_len, column)) for column in columns]
-    widths = [max(_longest_word(heading), *map(_least, column)) for heading, *column in columns]
+    widths = [max([_longest_word(heading), *map(_least, column)]) for heading, *column in columns]
     left = room - sum(widths) - 3 * len(columns) - 1
     if left < 0:
         return None

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session, SessionTransaction
 from inbox_outbox_base.checks.results import encode_result
 from inbox_outbox_base.databases import taking_statements
 from inbox_outbox_base.databases.taking import Attempt, Stored
-from inbox_outbox_base.errors.blame import OWN
+from inbox_outbox_base.errors.blame import AFTER_BODY, OWN
 from inbox_outbox_base.errors.inbox import InvalidOption, TransactionEnded
 from inbox_outbox_base.transactions import failed_commit
 from inbox_outbox_base.transactions.savepoints import innermost, number
@@ -184,7 +184,7 @@ def _session_rolled_back(session: Session, transaction: SessionTransaction) -> N
 
 def _store(connection: Connection, attempt: Attempt, text: str | None) -> int:
     parameters = attempt.where() | {"claim_": attempt.claim, "result_": text}
-    with OWN:
+    with AFTER_BODY:
         return connection.execute(taking_statements.store_result(attempt.tables), parameters).rowcount
 
 

@@ -21,7 +21,7 @@ from inbox_outbox_base.databases import taking_statements
 from inbox_outbox_base.databases.registry import database_of
 from inbox_outbox_base.databases.taking import LEVEL, Attempt, Stored, pooled
 from inbox_outbox_base.errors import codes
-from inbox_outbox_base.errors.blame import COMMIT, OWN
+from inbox_outbox_base.errors.blame import AFTER_BODY, COMMIT, OWN, forget_judgements
 from inbox_outbox_base.errors.groups import find
 from inbox_outbox_base.errors.inbox import CommitLost, TransactionAborted, TransactionEnded, TransientError
 from inbox_outbox_base.monitoring.events import OF_VERDICT, Event, EventKind, Hooks
@@ -170,7 +170,7 @@ class Transaction:
             # On the caller's connection, the caller commits.
             if not codes.breaks_connection(error) or not isinstance(self.bind, Engine):
                 raise
-            with OWN:
+            with AFTER_BODY:
                 self._resolve(error)
             place = self._place()
             self._events.append(EventKind.COMMIT_RESOLVED)
@@ -204,6 +204,7 @@ class Transaction:
             self.leave()
             forked.abandon(handle)
             return
+        forget_judgements()
         lost = lost_before(getattr(self, "connection", None), error)
         end = self._end_after(error)
         self.leave()
@@ -293,7 +294,7 @@ class Transaction:
             return
         ending.check_same(self.connection)
         if self.verdict is Verdict.NEW:
-            with OWN:
+            with AFTER_BODY:
                 is_there = self._database.is_there(self.connection, self._attempt)
             if not is_there:
                 raise TransactionAborted(ending.UNDONE)
@@ -302,7 +303,7 @@ class Transaction:
     def _store_result(self) -> None:
         attempt = self._attempt
         parameters = attempt.where() | {"claim_": attempt.claim, "result_": encode_result(self.result)}
-        with OWN:
+        with AFTER_BODY:
             # The claim is compared: the body may have deleted this attempt's row and taken the key again.
             updated = self.connection.execute(taking_statements.store_result(attempt.tables), parameters)
         if updated.rowcount != 1:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from inbox_outbox_base.calls.signals import is_stopping, stopping
 from inbox_outbox_base.checks import options
 from inbox_outbox_base.checks.backoff import Backoff
-from inbox_outbox_base.errors.blame import is_own, take_judgement
+from inbox_outbox_base.errors.blame import begin_judging, is_own, judgement_of
 from inbox_outbox_base.errors.groups import find, leaves, only
 from inbox_outbox_base.errors.inbox import (
     GiveUp,
@@ -130,6 +130,7 @@ class ListenerBase:
         batch.preparation = self._preparing(handler)
         for job in batch.jobs:
             job.context.run(is_stopping.set, self._is_stopping)
+            job.context.run(begin_judging)
             try:
                 job.key = self._key and self._key(job.message)
                 # The lanes need hashable keys; any other key fails only its own message.
@@ -246,8 +247,8 @@ def caught(error: Exception) -> Outcome:
         verdict = min((each.verdict for each in refusals), key=_LOSES_LEAST.index)
         delays = [each.retry_after for each in refusals if each.verdict is verdict and each.retry_after]
         return Outcome(verdict, retry_after=max(delays, default=None))
-    if (judgement := take_judgement(error)) is not None:
-        return Outcome(judgement.verdict, retry_after=judgement.retry_after, error=error)
+    if (recorded := judgement_of(error)) is not None:
+        return Outcome(recorded.verdict, retry_after=recorded.retry_after, error=error)
     return Outcome(Verdict.NEW if find(error, GiveUp) is None else Verdict.DEAD, error=error)
 
 

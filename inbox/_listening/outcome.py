@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal
 
+from inbox_outbox_base.checks.options import is_coroutine_function
 from inbox_outbox_base.errors import blame
 from inbox_outbox_base.words.incoming import Verdict
 
@@ -73,6 +74,16 @@ class Decisions(tuple[Decision, ...]):
         up to an index."""
         failures = (index for index, each in enumerate(self) if each.action is not Action.ACK)
         return next(failures, len(self))
+
+
+def is_asynchronous(handler: Any) -> bool:
+    """Whether a handler, or the one that a decorator with functools.wraps is around, is a coroutine function:
+    such a decorator need not be one, if it returns what the handler returns."""
+    while handler is not None:
+        if is_coroutine_function(runner_of(handler)):
+            return True
+        handler = getattr(handler, "__wrapped__", None)
+    return False
 
 
 def runner_of(handler: Any) -> Any:

@@ -7,6 +7,7 @@ from sqlalchemy.schema import DropTable
 
 from inbox_outbox_base.databases.registry import migrating
 from inbox_outbox_base.errors.inbox import InvalidOption
+from inbox_outbox_base.transactions.safety import check_sees_all
 
 _FILLED = ("outbox_bucket",)  # tables whose rows the migration makes
 _MOST = 100_000
@@ -18,6 +19,7 @@ def drop_empty(connection: Connection, schema: str | None, names: Sequence[str],
 
     Raises:
         InvalidOption: some have rows, or this transaction would not see all rows. Nothing was dropped.
+        UnsafeDatabase: row-level policies hide rows from this role. Nothing was dropped.
     """
     if not (there := existing(connection, schema, names)):
         return
@@ -27,6 +29,7 @@ def drop_empty(connection: Connection, schema: str | None, names: Sequence[str],
             f"keep_rows=True: at {level}, rows that others commit meanwhile are not seen; "
             "migrate at READ COMMITTED"
         )
+    check_sees_all(connection, there)
     # First without locks: nobody has to wait for a migration that is refused.
     _check_empty(connection, there, revision)
     with database.locked(connection, there):

@@ -102,7 +102,9 @@ def _overview(connection: Connection, tables: Tables) -> InboxOverview:
     if not found or not is_there(connection, tables.consumer):
         raise TablesMissing(missing_table(tables.consumer if found else tables.message))
     check_sees_all(connection, [*found, tables.consumer])
-    database = looking(connection.dialect.name).look(connection, [*found, tables.consumer])
+    looker = looking(connection.dialect.name)
+    looker.prepare(connection)
+    database = looker.look(connection, [*found, tables.consumer])
     names = {name for each in (*found, tables.consumer) for name in _names(connection, each)}
     shown = sorted(names, key=str.encode)[:_CONSUMERS]
     answers = {name: _Answers() for name in shown}
@@ -187,5 +189,5 @@ def _consumer(
         last_load=found.times.get("newest load"),
         rejected=found.count("rejected"),
         oldest=found.oldest("oldest", "oldest load", f"oldest {Status.CONSUMED}"),
-        overdue=max(0.0, *late),
+        overdue=max([0.0, *late]),
     )

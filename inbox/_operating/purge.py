@@ -355,6 +355,8 @@ class _PurgeRun:
         return retry(
             lambda: on_connection(self.engine, transaction),
             _TRIES,
-            lambda error, _: isinstance(error, DBAPIError) and codes.is_passing(error),
+            lambda error, _: (
+                isinstance(error, DBAPIError) and (codes.is_passing(error) or codes.is_overdue(error))
+            ),
             sleep=self.sleep,
         )

@@ -20,7 +20,7 @@ from inbox_outbox_base.errors.inbox import LeaseLost
 from .async_claim import AsyncClaim
 from .async_heartbeat import Heartbeat, LoopHeartbeats
 from .base import StatusConsumer
-from .claim_base import end_claim, outcome_of, raise_rest, told
+from .claim_base import end_claim, outcome_of, raise_rest
 from .hold import Hold
 
 M = TypeVar("M")
@@ -137,7 +137,7 @@ class AsyncStatusInbox(StatusConsumer, Listens[AsyncListener]):
                 return claim, outcome_of(claim)
 
             async def outcome(message: M) -> Outcome:
-                return told((await run(message))[1])
+                return (await run(message))[1]
 
             @functools.wraps(body)
             async def handle_message(message: M) -> Outcome:

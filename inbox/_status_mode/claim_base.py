@@ -155,6 +155,7 @@ class ClaimBase:
         elif not hold.is_here:
             # The block has raised in a fork: only the process that has the claim records the end.
             return
+        hold.close()
         if error is None and hold.steps.is_undoing:  # once an undo has run, the handler can no longer succeed
             error, self.result = GivingUp(), None
         try:
@@ -172,9 +173,9 @@ class ClaimBase:
             return InvalidOption(f"step={self._unawaited[0]!r}: it was not awaited, so it did not run")
         if not hold.is_here:  # a fork has a copy of what the handler was doing
             return None
-        if hold.step_under_way is not None:
+        if (name := hold.close()) is not None:
             return InvalidOption(
-                f"step={hold.step_under_way!r}: it was still running when the block ended; wait for it inside"
+                f"step={name!r}: it was still running when the block ended; wait for it inside"
             )
         if hold.steps.pending is not None:
             return InvalidOption(
@@ -268,7 +269,7 @@ def end_claim(claim: ClaimBase, error: BaseException | None, delay: Callable[[in
 
     A function and no method of the claim, so that handlers, which get the claim, cannot end it.
 
-    The error then carries what was recorded, for a listener.
+    What was recorded because of an error is noted for a listener.
 
     Raises: the error of an undo, unless the handler has its own error.
     """
@@ -299,10 +300,3 @@ def outcome_of(claim: ClaimBase | None, error: Exception | None = None) -> Outco
     if claim is None:
         return Outcome(Verdict.NEW, error=error)
     return Outcome(claim.verdict, claim.result if error is None else None, claim.retry_after, error)
-
-
-def told(outcome: Outcome) -> Outcome:
-    """The outcome, whose error need not carry any more what it says."""
-    if outcome.error is not None:
-        blame.take_judgement(outcome.error)
-    return outcome

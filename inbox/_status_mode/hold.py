@@ -4,6 +4,7 @@ Handlers use it through `Claim` or `AsyncClaim`.
 """
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,7 +15,7 @@ from inbox._memory import Known, Memory
 from inbox_outbox_base.calls import clock
 from inbox_outbox_base.checks import options
 from inbox_outbox_base.errors.groups import find
-from inbox_outbox_base.errors.inbox import GiveUp, InvalidOption, StepNotDone
+from inbox_outbox_base.errors.inbox import GiveUp, InvalidOption, LeaseLost, StepNotDone
 from inbox_outbox_base.monitoring import events
 from inbox_outbox_base.monitoring.events import EventKind, Hooks
 
@@ -72,6 +73,9 @@ class Hold(MessageLease):
         self.is_doubted = False
         """Whether a transaction may have recorded a step that this attempt does not know."""
         self.step_under_way: str | None = None
+        self._is_closing = False
+        """Whether the block has ended: no other step begins."""
+        self._turn = threading.Lock()
         self._used: set[str] = set()
         self.versions: tuple[bytes, ...] = (request.claim,)
         """The claims that the record can have by this attempt's own writes: each write about steps changes
@@ -83,20 +87,31 @@ class Hold(MessageLease):
         self.giving_up = self.attempt > request.max_attempts or self.steps.is_undoing
         self.emit(EventKind.CLAIMED if store else EventKind.UNPROTECTED)
 
+    def close(self) -> str | None:
+        """Let no other step begin, as the block has ended; return the one that is still running."""
+        with self._turn:
+            self._is_closing = True
+            return self.step_under_way
+
     @contextmanager
     def running(self, name: str) -> Iterator[None]:
         """Around a step. Meanwhile no other step begins, inside or beside it, because each step overwrites
         the record of all steps."""
-        if self.step_under_way is not None:
-            raise InvalidOption(
-                f"step={name!r}: step {self.step_under_way!r} is still running; run one after the other"
-            )
-        if self.steps.pending is not None:
-            raise InvalidOption(
-                f"step={name!r}: nobody knows whether step {self.steps.pending!r} has happened; let its "
-                "error leave the block"
-            )
-        self.step_under_way = name
+        if not self.is_here:  # a fork may have copied the lock while another thread held it
+            self.check_process()
+        with self._turn:
+            if self._is_closing:
+                raise LeaseLost(f"key={self.held.key!r}: the block is over")
+            if self.step_under_way is not None:
+                raise InvalidOption(
+                    f"step={name!r}: step {self.step_under_way!r} is still running; run one after the other"
+                )
+            if self.steps.pending is not None:
+                raise InvalidOption(
+                    f"step={name!r}: nobody knows whether step {self.steps.pending!r} has happened; let its "
+                    "error leave the block"
+                )
+            self.step_under_way = name
         try:
             yield
         finally:

@@ -16,7 +16,7 @@ from inbox_outbox_base.errors.blame import OWN
 
 from .base import StatusConsumer
 from .claim import Claim
-from .claim_base import end_claim, outcome_of, raise_rest, told
+from .claim_base import end_claim, outcome_of, raise_rest
 from .heartbeats import Heartbeats
 from .hold import Hold
 
@@ -183,7 +183,7 @@ class StatusInbox(StatusConsumer, Listens[Listener]):
                     self._check_taken(claim)
                 return outcome
 
-            handle_message.outcome = lambda message: told(run(message)[1])  # type: ignore[attr-defined]
+            handle_message.outcome = lambda message: run(message)[1]  # type: ignore[attr-defined]
             handle_message.prepare = self.store.prepare  # type: ignore[attr-defined]
             return handle_message
 

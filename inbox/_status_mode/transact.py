@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session, SessionTransaction
 from inbox_outbox_base.calls import clock
 from inbox_outbox_base.databases.registry import database_of
 from inbox_outbox_base.errors import codes
-from inbox_outbox_base.errors.blame import COMMIT, OWN
+from inbox_outbox_base.errors.blame import AFTER_BODY, COMMIT, OWN
 from inbox_outbox_base.errors.groups import find
 from inbox_outbox_base.errors.inbox import (
     CommitLost,
@@ -124,7 +124,7 @@ class StepTransaction:
             if not _is_lost(error):
                 self._has_failed = True  # perhaps in a hook of the application, after the COMMIT
                 raise
-            with OWN:
+            with AFTER_BODY:
                 self._resolve(error)
         except BaseException:  # interrupted: it does not wait until it is known whether it has committed
             self._doubt()
@@ -239,7 +239,7 @@ class StepTransaction:
         # Taken before the statement, so that the lease never ends earlier in the store than here.
         self._sent = clock.now()
         steps = self._steps.text()
-        with OWN, self._bounded():
+        with AFTER_BODY, self._bounded():
             return self._store is None or self._store.record_step(
                 self._connection,
                 self._hold.held,

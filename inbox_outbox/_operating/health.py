@@ -7,7 +7,7 @@ import typer
 
 from inbox_outbox._connect import Json, Schema, Url, engine_at
 from inbox_outbox._place import place_of, print_place
-from inbox_outbox._print import as_json
+from inbox_outbox._print import as_json, printable
 from inbox_outbox._times import length
 
 from .looking import look
@@ -42,14 +42,16 @@ def health(
     )
     with engine_at(url, schema) as engine:
         place = place_of(engine, schema)
-        found = problems(*look(engine, schema), limits)
+        halves = look(engine, schema)
+    found = problems(halves.inbox, halves.outbox, limits)
     if json:
         said = [asdict(each) for each in found]
-        as_json({"database": asdict(place), "is_healthy": not found, "problems": said})
+        answer = {"is_healthy": not found, "problems": said, "unseen": halves.unseen}
+        as_json({"database": asdict(place), **answer})
     else:
         print_place(place)
-        for each in found:
-            print(each.text)
+        for text in (*(each.text for each in found), *halves.unseen):
+            print(printable(text))
         if not found:
             print("healthy")
     if found:

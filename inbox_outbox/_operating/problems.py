@@ -52,17 +52,22 @@ def problems(
 
 def _of_relays(found: OutboxOverview, limits: HealthLimits) -> Iterator[Problem]:
     since, now = found.no_relay_since, found.database.now
-    has_work = any(each.number for each in (found.pending, found.waiting, found.unknown))
+    is_due = found.next_due is not None and found.next_due <= now
+    counts = (found.pending, found.waiting, found.unknown, found.stray)
+    has_work = is_due or any(each.number or each.precision != "exact" for each in counts)
     if any(each.lease_left >= 0 for each in found.relays):
         return
     if since is not None and now - since > limits.no_relay:
-        waiting = f"; {found.pending} messages are pending" if has_work else ""
+        waiting = "; messages wait to be sent" if has_work else ""
         yield Problem(NO_RELAY, f"no relay is running since {since:%Y-%m-%d %H:%M:%S} UTC{waiting}")
     elif since is None and has_work:
-        yield Problem(NO_RELAY, f"no relay has ever run; {found.pending} messages are pending")
+        yield Problem(NO_RELAY, "no relay has ever run; messages wait to be sent")
 
 
 def _of_age(found: OutboxOverview, limits: HealthLimits) -> Iterator[Problem]:
+    if not found.is_oldest_known:
+        text = "held messages fill the front of a bucket: how old those behind them are was not read"
+        yield Problem(LATE, text)
     if found.oldest_age is None or found.oldest_age <= limits.age.total_seconds():
         return
     age = duration(timedelta(seconds=found.oldest_age))

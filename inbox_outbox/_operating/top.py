@@ -60,7 +60,8 @@ def _again(engine: Engine, schema: str | None, width: int) -> Any:
 
 
 def _shown(engine: Engine, schema: str | None, width: int) -> Group:
-    inbox, outbox = look(engine, schema)
+    halves = look(engine, schema)
+    inbox, outbox = halves.inbox, halves.outbox
     database = next(each.database for each in (outbox, inbox) if each is not None)
     parts: list[Any] = [Text(printable(f"{database.place}, {database.now:%Y-%m-%d %H:%M:%S} UTC"))]
     found = problems(inbox, outbox, HealthLimits())
@@ -71,7 +72,7 @@ def _shown(engine: Engine, schema: str | None, width: int) -> Group:
         parts += _of_outbox(outbox, width)
     if inbox is not None:
         parts += _of_inbox(inbox, width)
-    parts += [Text(printable(each)) for each in _of_database(database)]
+    parts += [Text(printable(each)) for each in (*_of_database(database), *halves.unseen)]
     return Group(*parts)
 
 

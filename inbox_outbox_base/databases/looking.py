@@ -13,6 +13,9 @@ from inbox_outbox_base.words.overviews import DatabaseOverview, DatabasePlace, O
 class Looking(ABC):
     """One subclass for each database. Each call costs the same, however many rows there are."""
 
+    def prepare(self, connection: Connection) -> None:  # noqa: B027 - most databases need nothing
+        """Make the planner use the indexes, whatever its statistics say, until the transaction ends."""
+
     @abstractmethod
     def sizes(self, connection: Connection, tables: Sequence[Table]) -> tuple[list[TableOverview], int]:
         """The tables on disk, and how many bytes they take together."""

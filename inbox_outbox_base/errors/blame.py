@@ -4,6 +4,7 @@ Errors of the inbox's own statements are marked where they are raised. A mark ne
 stays on an error that a body catches and raises again.
 """
 
+from contextvars import ContextVar
 from types import TracebackType
 from typing import NamedTuple
 
@@ -12,11 +13,18 @@ from sqlalchemy.exc import InternalError, OperationalError
 from inbox_outbox_base.words.incoming import Verdict
 
 from . import codes, groups
-from .inbox import LeaseLost, PolicyConflict, TablesMissing, TransactionEnded, UnsafeDatabase
+from .inbox import (
+    GiveUp,
+    LeaseLost,
+    NotTaken,
+    PolicyConflict,
+    TablesMissing,
+    TransactionEnded,
+    UnsafeDatabase,
+)
 from .outbox import WrongBucketCount
 
 _MARK = "_raised_by_the_inbox"
-_JUDGED = "_judged_by_the_inbox"
 
 
 class _Own:
@@ -24,9 +32,8 @@ class _Own:
 
     def mark(self, error: BaseException) -> None:
         """The same without a block, which would cost each message half a microsecond."""
-        # A statement of ours finds that the body has ended the transaction, or that the server has ended it
-        # because the body took too long: that is the body's error.
-        if isinstance(error, TransactionEnded) or codes.is_aftermath(error) or codes.is_overdue(error):
+        # A statement of ours finds that the body has ended the transaction: that is the body's error.
+        if isinstance(error, TransactionEnded) or codes.is_aftermath(error):
             return
         if isinstance(error, Exception):
             setattr(error, _MARK, True)
@@ -41,7 +48,16 @@ class _Own:
             self.mark(error)
 
 
-class _Commit(_Own):
+class _AfterBody(_Own):
+    """Around our own work after the body. If the server has ended the transaction because it took too long,
+    the body did."""
+
+    def mark(self, error: BaseException) -> None:
+        if not codes.is_overdue(error):
+            super().mark(error)
+
+
+class _Commit(_AfterBody):
     """Around COMMIT. It also checks constraints that the body deferred: a violation is the body's error.
 
     PEP 249 defines OperationalError for errors that are not necessarily under the programmer's control.
@@ -53,6 +69,7 @@ class _Commit(_Own):
 
 
 OWN = _Own()
+AFTER_BODY = _AfterBody()
 COMMIT = _Commit()
 
 
@@ -93,27 +110,51 @@ class Recorded(NamedTuple):
     """Seconds after which to deliver the message again; None if it is given up."""
 
 
-def judge(error: BaseException, judgement: Recorded) -> None:
-    """Let an error carry what was recorded, through whatever code is between an inbox and a listener: the
-    message's failures are counted once."""
-    for each in groups.leaves(error):
-        vars(each)[_JUDGED] = judgement  # an exception may refuse setattr
+_Judged = dict[int, tuple[BaseException, Recorded]]
+_judged: ContextVar[_Judged | None] = ContextVar("inbox_judged", default=None)
+"""By error, what was recorded, while a listener's message is handled. It is not on the error itself: several
+messages may get the same object, as from a future for which they all waited."""
 
 
-def take_judgement(error: BaseException) -> Recorded | None:
-    """What was recorded about the message for this error, or for the error that caused it (for a group: for
-    each of its errors); None if nothing was. It is read once: a program may raise the same object again."""
-    found = [_take_judgement(each) for each in groups.leaves(error)]
-    known = [each for each in found if each is not None]
-    if len(known) < len(found):
+def begin_judging() -> None:
+    """In the context of one message: let its listener know what its inbox records. The message's failures are
+    then counted once, whatever code is between the inbox and the listener."""
+    _judged.set({})
+
+
+def judge(error: BaseException, recorded: Recorded) -> None:
+    """Note what was recorded because of this error."""
+    if (known := _judged.get()) is not None:
+        known |= {id(each): (each, recorded) for each in groups.leaves(error)}
+
+
+def forget_judgements() -> None:
+    """The message is that of a handler around the claims: what was recorded about theirs does not count."""
+    if (known := _judged.get()) is not None:
+        known.clear()
+
+
+def judgement_of(error: BaseException) -> Recorded | None:
+    """What was recorded because of this error, or of the error that caused it (for a group: of each of its
+    errors, without refusals); None if nothing was. Of several, the one with which least is lost."""
+    known = _judged.get()
+    if not known:
         return None
-    return max(known, key=lambda each: (each.verdict is not Verdict.NEW, each.retry_after or 0.0))
+    errors = (each for each in groups.leaves(error) if not isinstance(each, NotTaken))
+    found = [_judgement_of(each, known) for each in errors]
+    recorded = [each for each in found if each is not None]
+    if not recorded or len(recorded) < len(found):
+        return None
+    return max(recorded, key=lambda each: (each.verdict is Verdict.NEW, each.retry_after or 0.0))
 
 
-def _take_judgement(error: BaseException | None) -> Recorded | None:
-    while error is not None:
-        if (found := vars(error).pop(_JUDGED, None)) is not None:
-            judgement: Recorded = found
-            return judgement
+def _judgement_of(error: BaseException | None, known: _Judged) -> Recorded | None:
+    seen: set[int] = set()  # an error may be its own cause
+    while error is not None and id(error) not in seen:
+        if id(error) in known:
+            return known[id(error)][1]
+        if isinstance(error, GiveUp):  # raised by the code around the claim
+            return None
+        seen.add(id(error))
         error = error.__cause__
     return None

@@ -9,6 +9,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 from inbox_outbox_base.calls.async_calls import uninterrupted
+from inbox_outbox_base.databases.registry import database_of
 from inbox_outbox_base.databases.taking import LEVEL
 from inbox_outbox_base.errors.codes import is_read_only
 from inbox_outbox_base.errors.inbox import UnusableConnection
@@ -51,13 +52,28 @@ def _opened(engine: Engine) -> Connection:
         Connection._handle_dbapi_exception_noconnection(error, engine.dialect, engine)  # noqa: SLF001
     try:
         connection = Connection(engine, pooled)
-        if connection.in_transaction():  # a listener has sent a statement; keep the settings that it has made
-            connection.commit()
+        if connection.in_transaction():
+            _end_of_listener(connection)
         level = engine.get_execution_options().get(LEVEL)
         return connection if level is None else connection.execution_options(isolation_level=level)
     except BaseException as error:
         pooled.invalidate(error)
         raise
+
+
+def _end_of_listener(connection: Connection) -> None:
+    """End the transaction that a listener's statement has begun.
+
+    Raises:
+        UnusableConnection: the listener has set the place of tables until the transaction ends.
+    """
+    database = database_of(connection)
+    before = database.place(connection)
+    connection.commit()
+    if database.place(connection) != before:
+        raise UnusableConnection(
+            "a listener of engine_connect has used SET LOCAL: use SET, so that it holds for all transactions"
+        )
 
 
 def _set_back(record: Any, set_back: Callable[[Any], object], driver_connection: Any) -> None:

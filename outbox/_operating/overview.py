@@ -77,7 +77,10 @@ class OutboxOverview:
     next_due: datetime | None
     """When the next delayed message is due, or was."""
     oldest_age: float | None
-    """The age in seconds of the oldest message that is not held; None if there is none."""
+    """The age in seconds of the oldest message that is not held; None if none was seen."""
+    is_oldest_known: bool
+    """Whether that is the oldest one: False if so many held messages are at the front of a bucket that what
+    is behind them was not read."""
     topics: tuple[TopicOverview, ...]
     """Those that need somebody first, then by age; topics of which only messages far behind in their buckets
     wait, or only old dead letters, may be missing."""
@@ -94,7 +97,7 @@ class OutboxOverview:
     paused: tuple[str, ...]
     """Paused topics; "*" is all of them."""
     stray: Count
-    """Messages in buckets that do not exist: relays take them in."""
+    """Messages in buckets that do not exist: relays take them in. Other counts include them."""
 
 
 def overview(engine: Engine, *, schema: str | None = None) -> OutboxOverview:
@@ -122,7 +125,9 @@ _FAILED_STATES = (MessageState.WAITING, MessageState.UNKNOWN, MessageState.HELD)
 
 
 def _overview(connection: Connection, tables: OutboxTables) -> OutboxOverview:
-    database = looking(connection.dialect.name).look(connection, every(tables))
+    looker = looking(connection.dialect.name)
+    looker.prepare(connection)
+    database = looker.look(connection, every(tables))
     owners = connection.execute(statements.buckets(tables)).all()
     relays = connection.execute(statements.relays(tables)).all()
     alive = {row.epoch for row in relays if row.lease_until >= row.now}
@@ -143,6 +148,7 @@ def _overview(connection: Connection, tables: OutboxTables) -> OutboxOverview:
         dead=stopped.count,
         next_due=due,
         oldest_age=_age([*line.since.values(), due], database.now),
+        is_oldest_known=line.is_oldest_known,
         topics=tuple(topics),
         has_more_topics=len(names) > _TOPICS,
         relays=tuple(relay_status(row) for row in relays),
@@ -167,15 +173,21 @@ class _Seen:
         self.retry_at: dict[str, datetime] = {}
         self.failed: dict[str, tuple[int, int]] = {}
         """By topic, the sequence and the bucket of its oldest message that has an error."""
+        self.only_held: set[int] = set()
+        """Buckets of which only held messages were seen."""
 
     def add(self, row: Row[Any]) -> None:
         topic = row.topic
         self.messages[topic, row.state] += row.messages
+        if row.state != MessageState.HELD:
+            self.only_held.discard(row.bucket)
+        elif row.bucket not in self.in_bucket:
+            self.only_held.add(row.bucket)
         self.in_bucket[row.bucket] += row.messages
         self.held_keys[topic] += row.held_keys
         if row.state != MessageState.HELD:
             _keep_least(self.since, topic, row.since)
-        if row.state == MessageState.WAITING:
+        if row.state in (MessageState.WAITING, MessageState.UNKNOWN):
             _keep_least(self.retry_at, topic, row.retry_at)
         if row.failed is not None:
             place = row.failed, row.bucket
@@ -210,7 +222,13 @@ class _InLine:
             statement = overview_statements.front(self._tables, len(some))
             for row in self._connection.execute(statement, _places(some, marks) | {"each": each}):
                 self._front.add(row)
-        return all(messages < each for messages in self._front.in_bucket.values())
+        for place in gaps(generations(self._connection, self._tables)) if buckets else []:
+            given = {"first": place.start, "last": place.stop - 1, "each": each}
+            for row in self._connection.execute(overview_statements.strays(self._tables), given):
+                self._front.add(row)
+        full = [bucket for bucket, messages in self._front.in_bucket.items() if messages >= each]
+        self.is_oldest_known = not any(bucket in self._front.only_held for bucket in full)
+        return not full
 
     @property
     def since(self) -> Mapping[str, datetime]:

@@ -41,6 +41,15 @@ def front(tables: OutboxTables, buckets: int) -> Select[Any]:
 
 
 @cache
+def strays(tables: OutboxTables) -> Select[Any]:
+    """Messages in some neighbouring buckets that do not exist, counted: up to `each`."""
+    c = tables.message.c
+    between = c.bucket.between(bindparam("first", type_=Integer), bindparam("last", type_=Integer))
+    rows = select(*_seen(tables)).where(between).order_by(c.bucket, c.sequence).limit(_limit("each"))
+    return _counted(rows.subquery("strays"))
+
+
+@cache
 def failed(tables: OutboxTables) -> Select[Any]:
     """Messages that were sent and not taken, counted: up to `limit`, found by the index of such messages."""
     rows = select(*_seen(tables)).where(has_failed(tables.message)).limit(_limit("limit"))

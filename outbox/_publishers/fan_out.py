@@ -1,5 +1,6 @@
 """A batch that goes to several publishers: each message is one delivery for each of them."""
 
+import operator
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
@@ -81,10 +82,13 @@ class Part:
         for answer in self.answers:
             is_pair = isinstance(answer, tuple) and len(answer) == 2
             place, outcome = answer if is_pair else (next(turn, -1), answer)
-            # Without an index it may not even have a hash, and the other publishers go on.
-            if not hasattr(place, "__index__") or place in found or place not in range(len(self.messages)):
+            try:  # whatever it is, the other publishers go on
+                number = operator.index(place)
+            except Exception:  # noqa: BLE001 - it is no number
+                number = -1
+            if number in found or number not in range(len(self.messages)):
                 return [Unknown("the publisher gave an answer to no message")] * len(self.messages)
-            found[place] = outcome
+            found[number] = outcome
         return [as_outcome(found.get(place, Unknown(silence))) for place in range(len(self.messages))]
 
 

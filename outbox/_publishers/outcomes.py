@@ -61,8 +61,9 @@ def _text(reason: Any) -> str:
             text = str(reason)
         except Exception:  # noqa: BLE001 - without text, its type has to do
             text = f"<{type(reason).__name__}>"
-    clean = strike_out(text).encode(errors="backslashreplace").decode().replace("\0", "\\x00")
-    return clean[:LONGEST_ERROR]
+    # Cut first: to look for passwords takes long in a long text.
+    clean = strike_out(text[: 2 * LONGEST_ERROR]).encode(errors="backslashreplace").decode()
+    return clean.replace("\0", "\\x00")[:LONGEST_ERROR]
 
 
 def _seconds(delay: Any) -> float | None:

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from sqlalchemy import Connection
+from sqlalchemy import Connection, create_engine
 
 from examples.embedded_postgres import free_port
 from inbox import Delivery, Inbox, Outcome, SqlStore, StatusInbox, Verdict, message_id, message_key
@@ -209,6 +209,9 @@ def test_invalid_options() -> None:
     async def asynchronous(_: Delivery) -> Outcome:
         return NEW
 
+    engine = create_engine("sqlite://")
+    synchronous: Any = Inbox("orders").handler(engine, key=message_key)(lambda *_: None)
+
     def make(**options: Any) -> Callable[[], RabbitConsumer]:
         given = {"url": "amqp://localhost", "queue": "q", "handler": lambda _: NEW, **options}
         return lambda: RabbitConsumer(**given)
@@ -228,7 +231,8 @@ def test_invalid_options() -> None:
         with pytest.raises(InvalidOption, match=f"^{option}"):
             mistake()
     with pytest.raises(InvalidOption, match="expected an asynchronous function"):
-        AsyncRabbitConsumer("amqp://localhost", "q", lambda _: NEW)  # type: ignore[arg-type, return-value]
+        AsyncRabbitConsumer("amqp://localhost", "q", synchronous)
+    AsyncRabbitConsumer("amqp://localhost", "q", lambda delivery: asynchronous(delivery))
     assert AsyncRabbitConsumer("amqp://localhost", "q", asynchronous, concurrency=5).prefetch == 10
 
 

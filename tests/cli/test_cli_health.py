@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from sqlalchemy import Engine, update
+from sqlalchemy import Engine, delete, update
 
 import outbox
 from inbox import Inbox, SqlStore, StatusInbox
@@ -17,7 +17,8 @@ from outbox import Refused, Unavailable
 from tests.cli.test_cli_repair import rows
 from tests.support.cli import Done, as_json, error, in_this_process, line, succeeded
 from tests.support.database import Database
-from tests.support.outbox_publishers import TABLES, Recorder, publish, relay
+from tests.support.outbox_publishers import TABLES, Recorder, due_unmoved, publish, relay
+from tests.support.roles import Right, rights, role
 
 Run = Callable[..., Done]
 
@@ -42,7 +43,7 @@ def test_no_relay(engine: Engine, run: Run) -> None:
     publish(engine, "a1")
     done = run("health")
     assert done.returncode == 10
-    assert "no relay has ever run; 1 messages are pending" in done.stdout
+    assert "no relay has ever run; messages wait to be sent" in done.stdout
     relay(engine, Recorder())
     past = datetime.now(UTC) - timedelta(minutes=5)
     with engine.begin() as connection:
@@ -101,6 +102,34 @@ def test_keys_that_no_purge_deletes(engine: Engine, run: Run) -> None:
     assert run("health", "--max-overdue", "6d").returncode == 0
 
 
+def test_what_waits_and_is_not_pending(engine: Engine, run: Run) -> None:
+    """A delayed message that is due waits for a relay, and so does one in a bucket that does not exist."""
+    due_unmoved(engine, "a1", hours=1, ago=0.01)
+    assert run("health").returncode == 10
+    with engine.begin() as connection:
+        connection.execute(delete(TABLES.delayed))
+    assert run("health").returncode == 0
+    publish(engine, "a1")
+    with engine.begin() as connection:
+        connection.execute(update(TABLES.message).values(bucket=1_000))
+    assert run("health").returncode == 10
+
+
+def test_a_role_that_may_see_one_half(postgres: Database, engine: Engine) -> None:
+    """The other half is left out, and it is said why."""
+    publish(engine, "a1")
+    with role(postgres) as app:
+        for right in rights("postgresql", "look"):
+            if right.thing.startswith("outbox"):
+                app.grant(right)
+        url = app.database.url.render_as_string(hide_password=False)
+        done = in_this_process("health", url=url)
+        assert done.returncode == 10
+        assert "not seen: permission denied for table inbox_" in done.stdout
+        app.revoke(Right("SELECT", "outbox_message"))
+        assert "permission denied" in error(in_this_process("health", url=url))
+
+
 @pytest.mark.parametrize("feature", ["inbox", "outbox"])
 def test_one_half(database: Database, feature: str) -> None:
     """Of a database with the tables of one half, only that is looked at; without tables there is an error."""
@@ -112,7 +141,9 @@ def test_one_half(database: Database, feature: str) -> None:
 
 
 def test_status_by_topic(engine: Engine, run: Run) -> None:
-    """Each topic has its own row, with an error and the id of a message that has it."""
+    """Each topic has its own row, with an error and the id of a message that has it; an empty outbox has no
+    row."""
+    assert len(rows(succeeded(run("outbox", "status", "--by-topic")))) == 1
     (first, _) = publish(engine, "a1", "b1", topic="mail")
     relay(engine, Recorder({"a1": [Unavailable("the queue is full", 3_600.0)]}))
     publish(engine, "a2", topic="mail")

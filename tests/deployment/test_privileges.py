@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError
 
 import inbox
 import outbox
-from inbox import Inbox, SqlStore, StatusInbox, Verdict
+from inbox import Count, Inbox, SqlStore, StatusInbox, Verdict
 from inbox.errors import GiveUp
 from inbox.schema import metadata, tables
 from inbox_outbox_base.databases import member_statements
@@ -98,6 +98,15 @@ def relay(owner: Engine, app: Database) -> None:
         assert not connection.execute(select(TABLES.outbox.relay)).all()  # each relay could leave the group
     with app.engine().begin() as connection:  # as relays do after the number of buckets has changed
         connection.execute(member_statements.retire(TABLES.outbox), {"generation_": 0})
+
+
+def look(owner: Engine, app: Database) -> None:
+    """Look at both overviews."""
+    with owner.begin() as connection:
+        Outbox().publish(connection, "orders", "a", key="k")
+        Inbox("billing").accept(connection, "a")
+    assert outbox.overview(app.engine()).pending == Count(1)
+    assert [each.consumer for each in inbox.overview(app.engine()).consumers] == ["billing"]
 
 
 def operators_of_the_inbox(owner: Engine, app: Database) -> None:
@@ -194,6 +203,7 @@ PARTS: dict[str, Part] = {
     "status mode": status_mode,
     "publish": publish,
     "relay": relay,
+    "look": look,
     "operators of the inbox": operators_of_the_inbox,
     "operators of the outbox": operators_of_the_outbox,
     "purge": purge,

@@ -160,6 +160,28 @@ def test_a_body_that_takes_too_long(postgres: Database, limit: str, is_last: boo
     assert stored(store, "m").status is Status.DEAD
 
 
+def test_a_wait_of_the_inbox_that_takes_too_long(postgres: Database) -> None:
+    """If the server ends the transaction while the inbox waits for another one that has the key, the body has
+    not begun, and the message has not failed."""
+    engine, runs = postgres.engine(), list[str]()
+    inbox = Inbox("billing", wait=10)
+
+    @event.listens_for(engine, "begin")
+    def limit(connection: Connection) -> None:
+        connection.exec_driver_sql("SET LOCAL transaction_timeout = '200ms'")
+
+    @inbox.handler(engine, key=str, attempts=1)
+    def book(connection: Connection, message: str) -> None:
+        runs.append(message)
+
+    with postgres.engine().connect() as other:
+        inbox.accept(other, "m")
+        assert deliver(book) is RETRY
+        assert runs == []
+        other.rollback()
+    assert deliver(book) is ACK
+
+
 def test_a_file_that_takes_no_writes_is_transient(sqlite: Database) -> None:
     """As an unreachable store, in an error of the library's own, and to an application that asks."""
     engine = sqlite.engine()

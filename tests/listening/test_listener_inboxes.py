@@ -2,9 +2,10 @@
 
 import asyncio
 import functools
+import threading
 from collections import Counter
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from sqlalchemy import Connection
@@ -25,7 +26,7 @@ from inbox import (
     Verdict,
 )
 from inbox._status_mode.stores import Store
-from inbox.errors import GiveUp, InvalidKey, LeaseLost
+from inbox.errors import GiveUp, InvalidKey, LeaseLost, MessageDead
 from tests.support import accounts
 from tests.support.database import Database
 from tests.support.listeners import (
@@ -36,6 +37,7 @@ from tests.support.listeners import (
     actions,
     asynchronously,
     id_of,
+    in_threads,
     name_of,
     payments,
     until_acknowledged,
@@ -334,22 +336,91 @@ def test_code_around_a_handler_runs(store: Store) -> None:
         assert stored(store, message).status is Status.DEAD
 
 
-def test_an_error_is_judged_once(sqlite: Database) -> None:
-    """An error that a program raises again elsewhere, the same object, counts there."""
+def fail() -> NoReturn:
+    raise Fault("no")
+
+
+def test_an_error_that_several_messages_get(sqlite: Database) -> None:
+    """What an inbox has recorded belongs to the message, not to the error: the same object, as from a future
+    for which several handlers have waited, may be raised for others."""
     engine, known = sqlite.engine(), Fault("always the same")
-    inbox, status = Inbox("payments"), StatusInbox("orders", store=SqlStore(engine))
+    inbox, store = Inbox("payments"), SqlStore(engine)
+    twice, once = (StatusInbox(f"orders {each}", store=store, max_attempts=each) for each in (2, 1))
+    barrier = threading.Barrier(2)
 
     def claimed(message: str) -> Outcome:
-        with status.claim(message):
-            raise known
+        try:
+            with (twice if message == "lives" else once).claim(message):
+                raise known
+        finally:
+            barrier.wait(10)
 
     @inbox.handler(engine, key=str)
     def booked(connection: Connection, message: str) -> None:
         raise known
 
-    listener = inbox.listener()
-    decorated = status.handler(key=str)(lambda claim, message: claimed("b"))
-    for handler, is_failure in ((claimed, False), (booked, True), (decorated, False), (booked, True)):
-        (decision,) = listener.decide(["a"], handler)
-        assert decision.outcome is not None
-        assert decision.outcome.is_failure is is_failure
+    with pytest.raises(Fault), once.claim("elsewhere"):
+        raise known
+    listener = inbox.listener(concurrency=2)
+    assert [each.action for each in listener.decide(["lives", "dies"], claimed)] == [RETRY, DEAD_LETTER]
+    (decision,) = listener.decide(["a"], booked)
+    assert decision.outcome is not None
+    assert decision.outcome.is_failure
+
+
+def test_a_claim_inside_another_handler(postgres: Database) -> None:
+    """A claim for something else, inside a handler of the exactly-once path, does not count the failures of
+    the handler's message: the listener does. So does a GiveUp of the code around a claim."""
+    engine = postgres.engine()
+    parts = StatusInbox("parts", store=SqlStore(engine))
+
+    @Inbox("orders").handler(engine, key=str)
+    def handle(connection: Connection, message: str) -> None:
+        with parts.claim(f"{message}-part"):
+            raise Fault("no")
+
+    def give_up(message: str) -> Outcome:
+        try:
+            with parts.claim(message):
+                fail()
+        except Fault as error:
+            raise GiveUp("it makes no sense") from error
+
+    listener = parts.listener(max_attempts=1, failures=lambda _: 0)
+    (decision,) = listener.decide(["a"], handle)
+    assert decision.reason == "dead: GiveUp: it has failed 1 times: Fault: no"
+    (decision,) = listener.decide(["b"], give_up)
+    assert decision.reason == "dead: GiveUp: it makes no sense"
+
+
+def test_two_claims_of_one_message(sqlite: Database) -> None:
+    """If one inbox has given the message up and the other one has not, it is delivered again."""
+    store = SqlStore(sqlite.engine())
+    stock, mail = (StatusInbox(f"at most {each}", store=store, max_attempts=each) for each in (2, 1))
+
+    def handle(message: str) -> Outcome:
+        errors = []
+        for inbox in (stock, mail):
+            try:
+                with inbox.claim(message):
+                    fail()
+            except (Fault, MessageDead) as error:
+                errors.append(error)
+        raise ExceptionGroup("both", errors)
+
+    listener = stock.listener()
+    decided = [listener.decide(["a"], handle)[0].action for _ in range(2)]
+    assert decided == [RETRY, DEAD_LETTER]
+
+
+@pytest.mark.parametrize("causes", [1, 2])
+def test_an_error_that_is_its_own_cause(causes: int) -> None:
+    """A listener ends: Python allows such errors."""
+    errors = [Fault(str(number)) for number in range(causes)]
+
+    def handle(message: str) -> Outcome:
+        errors[-1].__cause__ = errors[0]
+        raise errors[0] from errors[-1]
+
+    (decision,) = in_threads(["a"], handle)
+    assert decision.action is RETRY

@@ -4,7 +4,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from sqlalchemy import Engine, update
+from sqlalchemy import Engine, delete, update
 
 import inbox
 from inbox import Claim, ConsumerOverview, Count, Inbox, InboxOverview, SqlStore, StatusInbox
@@ -52,6 +52,15 @@ def test_a_consumer_of_the_exactly_once_path(engine: Engine) -> None:
     assert found.overdue == pytest.approx((3 * DAY).total_seconds(), abs=300)
     assert inbox.purge(engine).rows == 1
     assert inbox.overview(engine).consumers[0].overdue == 0
+
+
+def test_a_consumer_without_keys(engine: Engine) -> None:
+    """A consumer of which only the policy is stored is not overdue."""
+    take(engine, "a")
+    with engine.begin() as connection:
+        connection.execute(delete(TABLES.message))
+    (found,) = inbox.overview(engine).consumers
+    assert (found.consumer, found.taken, found.oldest, found.overdue) == ("billing", Count(0), None, 0.0)
 
 
 def test_a_consumer_of_status_table_mode(engine: Engine) -> None:

@@ -305,23 +305,19 @@ class Decorated(Handler):
     outcome = staticmethod(handle_later)
 
 
-def test_handlers_of_the_other_kind() -> None:
-    """A synchronous delivery refuses asynchronous handlers, and the reverse, before any of them has an
-    effect."""
-    now: list[Any] = [handle_nothing, Handler(), Handler().__call__, partial(handle_nothing)]
-    later: list[Any] = [
-        handle_later,
-        LaterHandler(),
-        partial(handle_later),
-        partial(LaterHandler()),
-        Decorated(),
-    ]
-    for each in now:
+@on("sqlite")
+def test_handlers_of_the_other_kind(engine: Engine) -> None:
+    """A synchronous delivery refuses asynchronous handlers, and an asynchronous one those of a synchronous
+    inbox, before any of them has an effect. A plain function may return an awaitable."""
+    booked: Any = Inbox("orders").handler(engine, key=message_key)(lambda *_: None)
+    with pytest.raises(InvalidOption, match="expected an asynchronous function; see DirectD"):
+        AsyncDirectDelivery({"orders": booked})
+    for each in (handle_nothing, Handler(), Handler().__call__, partial(handle_nothing)):
         DirectDelivery({"orders": each})
-        with case(each), pytest.raises(InvalidOption, match="expected an asynchronous function; see DirectD"):
-            AsyncDirectDelivery({"orders": each})
-    for each in later:
+    later: list[Any] = [handle_later, LaterHandler(), partial(handle_later), partial(LaterHandler())]
+    for each in (*later, Decorated()):
         AsyncDirectDelivery({"orders": each})
+        AsyncDirectDelivery({"orders": lambda message: handle_later(message)})
         with case(each), pytest.raises(InvalidOption, match="expected a synchronous function; see AsyncDir"):
             DirectDelivery({"orders": each})
 

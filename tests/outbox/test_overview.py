@@ -3,16 +3,17 @@
 from datetime import timedelta
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, delete, text, update
 
 import outbox
 from inbox_outbox_base.tables.outbox import OUTBOX
-from outbox import Count, OutboxOverview, Refused, Relay, Unavailable
+from outbox import Count, OutboxOverview, Refused, Relay, Unavailable, Unknown
 from outbox.errors import InvalidOption, TablesMissing
 from tests.support.database import Database
 from tests.support.filling import FAILED, TOPICS, fill_outbox
 from tests.support.on_servers import WITH_WRITERS, on
 from tests.support.outbox_publishers import (
+    TABLES,
     Recorder,
     due_unmoved,
     in_every_state,
@@ -92,6 +93,39 @@ def test_a_delayed_message_that_is_due(engine: Engine) -> None:
     found = outbox.overview(engine)
     assert found.next_due is not None
     assert found.oldest_age == pytest.approx(1_800, abs=60)
+
+
+def test_messages_in_buckets_that_do_not_exist(engine: Engine) -> None:
+    """They are counted, and the oldest may be one of them."""
+    publish(engine, "a1", topic="mail")
+    with engine.begin() as connection:
+        connection.execute(update(TABLES.message).values(bucket=1_000))
+    found = outbox.overview(engine)
+    assert (found.pending, found.stray) == (Count(1), Count(1))
+    assert [each.topic for each in found.topics] == ["mail"]
+    assert found.oldest_age is not None
+
+
+def test_a_message_without_an_answer_is_sent_again(engine: Engine) -> None:
+    """It is known when, as for one that was not taken."""
+    publish(engine, "a1", topic="mail")
+    relay(engine, Recorder({"a1": [Unknown("silence")]}))
+    (mail,) = outbox.overview(engine).topics
+    assert mail.retry_at == waiting(engine)["a1"].retry_at
+
+
+@on("sqlite")
+def test_held_messages_that_hide_others(engine: Engine) -> None:
+    """If the front of a bucket holds nothing else, it says that the oldest message is not known."""
+    publish(engine, *("h" * length for length in range(1, 102)))
+    with engine.begin() as connection:
+        connection.execute(update(TABLES.message).values(state="held", error="no", attempts=1))
+    assert not outbox.overview(engine).is_oldest_known
+    publish(engine, "a1")
+    assert outbox.overview(engine).oldest_age is not None
+    with engine.begin() as connection:
+        connection.execute(delete(TABLES.message).where(TABLES.message.c.state == "held"))
+    assert outbox.overview(engine).is_oldest_known
 
 
 def test_since_when_no_relay_runs(engine: Engine) -> None:

@@ -98,16 +98,24 @@ async def test_a_swallowed_error(migrated: Database) -> None:
 
 @in_loop
 async def test_a_body_that_commits(migrated: Database) -> None:
-    """A body that commits raises TransactionEnded, on a connection and in a session."""
+    """A body that commits raises TransactionEnded, on a connection and in a session; the message is halted,
+    also if its handler handles that."""
 
     async def commit(handle: AsyncConnection | AsyncSession) -> None:
         await paid(handle)
         await handle.commit()
 
-    async with inbox_on(migrated) as (inbox, engine), inbox.claim("a") as claim:
-        for source in (engine, async_sessionmaker(engine)):
+    async def handle(inbox: AsyncStatusInbox, key: str, source: Any) -> None:
+        async with inbox.claim(key) as claim:
             with pytest.raises(TransactionEnded):
-                await claim.transact(f"pay by {type(source).__name__}", commit, source=source)
+                await claim.transact("pay", commit, source=source)
+
+    async with inbox_on(migrated) as (inbox, engine):
+        for source in (engine, async_sessionmaker(engine)):
+            with pytest.raises(InvalidOption, match="step='pay': it raised an error"):
+                await handle(inbox, type(source).__name__, source)
+            async with inbox.claim(type(source).__name__) as again:
+                assert again.verdict is Verdict.HALTED
 
 
 @in_loop

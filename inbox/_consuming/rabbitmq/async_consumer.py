@@ -16,10 +16,10 @@ from inbox._consuming.journal import ConsumerJournal
 from inbox._listening.async_listener import AsyncListener
 from inbox._listening.awaited_listener import AwaitedListener
 from inbox._listening.options import BY_KEY, ListenerOptions, check_names
-from inbox._listening.outcome import Decision, Outcome, runner_of
+from inbox._listening.outcome import Decision, Outcome, is_asynchronous
 from inbox_outbox_base.brokers.rabbitmq import address
 from inbox_outbox_base.checks.backoff import Backoff
-from inbox_outbox_base.checks.options import count, flag, is_coroutine_function
+from inbox_outbox_base.checks.options import count, flag
 from inbox_outbox_base.errors.inbox import InvalidOption
 from inbox_outbox_base.words.incoming import Delivery
 
@@ -101,7 +101,8 @@ class AsyncRabbitConsumer:
         self._journal = ConsumerJournal(_log, f"consumer of queue {queue!r}")
 
     def _check(self, handler: Any) -> None:
-        if not is_coroutine_function(runner_of(handler)):
+        # A plain function may return an awaitable; an inbox's own handler that is synchronous does not.
+        if not callable(handler) or (hasattr(handler, "prepare") and not is_asynchronous(handler)):
             raise InvalidOption(f"handler={handler!r}: expected an asynchronous function")
 
     async def run(self) -> None:

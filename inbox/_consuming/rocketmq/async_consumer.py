@@ -13,10 +13,10 @@ from inbox._consuming.journal import ConsumerJournal
 from inbox._listening.async_listener import AsyncListener
 from inbox._listening.awaited_listener import AwaitedListener
 from inbox._listening.options import BY_KEY, ListenerOptions, check_names
-from inbox._listening.outcome import Action, Decision, Outcome, runner_of
+from inbox._listening.outcome import Action, Decision, Outcome, is_asynchronous
 from inbox_outbox_base.brokers.rocketmq import forking
 from inbox_outbox_base.calls.signals import FAILURES, as_failure, stopping
-from inbox_outbox_base.checks.options import done, is_coroutine_function
+from inbox_outbox_base.checks.options import done
 from inbox_outbox_base.errors.inbox import InvalidOption
 from inbox_outbox_base.words.incoming import Delivery
 
@@ -91,7 +91,7 @@ class AsyncRocketMQConsumer:
         self._journal = ConsumerJournal(_log, name)
 
     def _check(self, handler: Any) -> None:
-        if not is_coroutine_function(runner_of(handler)):
+        if not is_asynchronous(handler):
             raise InvalidOption(f"handler={handler!r}: expected an asynchronous function")
 
     @property

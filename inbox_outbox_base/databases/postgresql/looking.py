@@ -12,6 +12,10 @@ from inbox_outbox_base.words.overviews import OldestSnapshot, TableOverview
 from . import numbers
 
 _MAY_LOOK = text("SELECT pg_has_role('pg_read_all_stats', 'USAGE')")
+_BY_INDEX = text(
+    "SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true), "
+    "set_config('enable_sort', 'off', true)"
+)
 _UNSEEN = "other sessions' snapshots: grant pg_read_all_stats to this role"
 # VACUUM itself holds nothing back. Snapshots of other databases do not count, except for shared tables.
 _OLDEST = text(
@@ -41,6 +45,10 @@ _OLDEST = text(
 
 class PostgreSQLLooking(Looking):
     """The server's statistics."""
+
+    def prepare(self, connection: Connection) -> None:
+        # Without statistics of a new or restored table, it would sort all rows of each bucket.
+        connection.execute(_BY_INDEX)
 
     def sizes(self, connection: Connection, tables: Sequence[Table]) -> tuple[list[TableOverview], int]:
         found = [
