@@ -122,22 +122,38 @@ def next_consumer(table: Table) -> Select[Any]:
     return select(func.min(c, type_=c.type)).where(c > bindparam("consumer_"))
 
 
+def _old(aging: Aging) -> list[ColumnElement[bool]]:
+    """One consumer's rows that are older than the horizon."""
+    c = aging.table.c
+    horizon: BindParameter[Any] = bindparam("horizon")
+    old = [c.consumer == bindparam("consumer_"), c[aging.time] < horizon]
+    if aging.status is not None:
+        old.append(c.status == aging.status)
+    if aging.lease:
+        old.append(c.lease_until < horizon)
+    return old
+
+
 @cache
 def oldest(aging: Aging) -> Select[Any]:
     """A batch of one consumer's oldest rows, between the end of the last batch and the horizon."""
-    c = aging.table.c
-    time = c[aging.time]
-    chosen = (
-        select(c.key, time)
-        .where(c.consumer == bindparam("consumer_"), time >= bindparam("after"), time < bindparam("horizon"))
-        .order_by(time)
-        .limit(bindparam("batch", type_=Integer))
-    )
-    if aging.status is not None:
-        chosen = chosen.where(c.status == aging.status)
-    if aging.lease:
-        chosen = chosen.where(c.lease_until < bindparam("horizon"))
-    return chosen
+    time = aging.table.c[aging.time]
+    chosen = select(aging.table.c.key, time).where(*_old(aging), time >= bindparam("after"))
+    return chosen.order_by(time).limit(bindparam("batch", type_=Integer))
+
+
+@cache
+def count_old(aging: Aging) -> Select[Any]:
+    """How many rows of one consumer are older than the horizon."""
+    return select(func.count()).select_from(aging.table).where(*_old(aging))
+
+
+@cache
+def count_of_loads(tables: Tables) -> Select[Any]:
+    """How many rows of one consumer were written with some loads."""
+    c = tables.message.c
+    its = c.consumer == bindparam("consumer_"), c.load.in_(bindparam("loads", expanding=True))
+    return select(func.count()).select_from(tables.message).where(*its)
 
 
 @cache

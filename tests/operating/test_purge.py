@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Connection, Engine, delete, event, insert, select
 
 from inbox import AsyncInbox, Inbox, Purged, Retention, Verdict, purge, set_policy, show, status
-from inbox._operating.purge import _PurgeRun
+from inbox._operating.purging import PurgeRun
 from inbox.errors import InvalidOption, TablesMissing
 from inbox.schema import tables
 from tests.support.database import Database
@@ -180,7 +180,7 @@ def test_a_retention_that_becomes_longer(engine: Engine) -> None:
 @on("sqlite")
 def test_a_retention_that_becomes_longer_for_batches(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same for loads without rows, such as the ends of batches."""
-    monkeypatch.setattr("inbox._operating.purge._LOADS", 2)
+    monkeypatch.setattr("inbox._operating.purging._LOADS", 2)
     row: dict[str, Any] = {
         "consumer": "billing",
         "run": "r",
@@ -194,15 +194,15 @@ def test_a_retention_that_becomes_longer_for_batches(engine: Engine, monkeypatch
         connection.execute(insert(LEDGER), [row | old | {"part": part} for part in range(6)])
     set_policy(engine, "billing", mode="exactly-once", retention=WEEK)
 
-    has_moved, looks = _PurgeRun.has_moved, list[object]()
+    has_moved, looks = PurgeRun.has_moved, list[object]()
 
-    def lengthen(run: _PurgeRun, old: dict[str, Any]) -> bool:
+    def lengthen(run: PurgeRun, old: dict[str, Any]) -> bool:
         looks.append(old)
         if len(looks) == 3:  # the first two loads are gone
             set_policy(engine, "billing", retention=4 * WEEK)
         return has_moved(run, old)
 
-    monkeypatch.setattr(_PurgeRun, "has_moved", lengthen)
+    monkeypatch.setattr(PurgeRun, "has_moved", lengthen)
     purge(engine)
     with engine.connect() as connection:
         assert len(connection.execute(select(LEDGER.c.id)).all()) == 4

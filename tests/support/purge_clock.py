@@ -11,7 +11,7 @@ class Clock:
         self.now = 0.0
         self.rests: list[float] = []
         self.rested_at: list[float] = []
-        monkeypatch.setattr("inbox._operating.purge.time", self)
+        monkeypatch.setattr("inbox._operating.purging.time", self)
         event.listen(engine, "commit", self._work)
 
     def monotonic(self) -> float:

@@ -1,0 +1,44 @@
+"""Counts what a purge would delete."""
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+from sqlalchemy import Connection
+
+from inbox_outbox_base.databases import taking_statements
+from inbox_outbox_base.databases.taking_statements import Aging
+from inbox_outbox_base.transactions.policy import Policy, look
+
+from .purging import PurgeRun
+
+
+class PurgeCount(PurgeRun):
+    """The same as a purge, except that it only reads. Its rows are those that are old enough."""
+
+    def policies(self, consumer: str | None) -> dict[str, Policy]:
+        """The stored policies."""
+        return self._transact(self.tables.consumer, lambda each: look(each, self.tables, consumer))
+
+    def empty(self, consumer: str, aging: Aging, horizon: Callable[[str], datetime]) -> bool:
+        """Count the old rows; False if the budget ran out first."""
+        if self._is_over():
+            return False
+        old, given = taking_statements.count_old(aging), {"consumer_": consumer, "horizon": horizon(consumer)}
+        self.rows += self._transact(aging.table, lambda each: int(each.execute(old, given).scalar_one()))
+        return True
+
+    def _forget(self, old: dict[str, Any], loads: Sequence[int]) -> bool:
+        """The same for the rows of old loads."""
+        if self._is_over():
+            return False
+        message = self.tables.message
+        if message in self.there:
+            given = {"consumer_": old["consumer_"], "loads": loads}
+            self.rows += self._transact(message, partial(self._counted, given))
+        return True
+
+    def _counted(self, given: dict[str, Any], connection: Connection) -> int:
+        found = connection.execute(taking_statements.count_of_loads(self.tables), given)
+        return int(found.scalar_one())

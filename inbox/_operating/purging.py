@@ -1,0 +1,287 @@
+"""One purge: what it deletes, batch after batch."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Engine, Select, Table
+from sqlalchemy.exc import DBAPIError
+
+from inbox._status_mode.stores import Status
+from inbox_outbox_base.calls.retry import retry
+from inbox_outbox_base.checks.missing import raise_clearer
+from inbox_outbox_base.checks.retention import SKEW
+from inbox_outbox_base.databases import taking_statements
+from inbox_outbox_base.databases.registry import taking
+from inbox_outbox_base.databases.taking import Taking, at_level
+from inbox_outbox_base.databases.taking_statements import Aging
+from inbox_outbox_base.errors import codes
+from inbox_outbox_base.errors.inbox import InvalidOption, TablesMissing
+from inbox_outbox_base.monitoring.events import Event, EventKind, Hooks
+from inbox_outbox_base.tables.inbox import Tables
+from inbox_outbox_base.transactions.connect import on_connection
+from inbox_outbox_base.transactions.policy import Policy, look, superseded
+from inbox_outbox_base.transactions.safety import check_sees_all
+
+from .keeping import Keeping
+
+T = TypeVar("T")
+_TRIES = 8
+_LOADS = 10_000
+"""The most loads that are purged together: each such group costs a read of the table."""
+_REST_OF_LOADS = 2
+"""The rest after a batch of loads, as a multiple of its time. These batches are short: with less rest, so
+many would commit in a second that `accept` waits longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Purged:
+    """Progress of a purge so far."""
+
+    rows: int
+    """Messages deleted, of both modes: rows of `inbox_message` and of `inbox_status`. With `dry_run`: those
+    that are old enough."""
+    batches: int
+    """Transactions used."""
+    seconds: float
+    """Time since it began."""
+    finished: bool
+    """Whether all old rows are deleted, except those that other purges were deleting."""
+    assumed: tuple[str, ...] = ()
+    """Consumers without a retention in the call and in `inbox_consumer`: 7 days was used."""
+
+
+class PurgeRun:
+    """One purge, table after table."""
+
+    kept: Keeping
+
+    def __init__(
+        self,
+        engine: Engine,
+        tables: Tables,
+        batch: int,
+        limit: float | None,
+        sleep: Callable[[float], object],
+        progress: Callable[[Purged], object] | None,
+        hooks: Hooks,
+        *,
+        override: bool,
+    ) -> None:
+        self.database: Taking = taking(engine.dialect.name)
+        # At the engine's own level, which may be higher, a batch could fail because of live traffic.
+        self.engine = at_level(engine, self.database.own_isolation)
+        self.tables = tables
+        self.batch = batch
+        self.limit = limit
+        self.sleep = sleep
+        self.progress = progress
+        self.hooks = hooks
+        self.override = override
+        self.there: set[Table] = set()
+        """The tables that exist: an application may have made those of some features only."""
+        self.rows = self.batches = 0
+        self.began = time.monotonic()
+
+    def state(self, *, finished: bool) -> Purged:
+        seconds = time.monotonic() - self.began
+        return Purged(self.rows, self.batches, seconds, finished, self.kept.assumed)
+
+    def find_tables(self) -> None:
+        """Find the tables to purge.
+
+        Raises:
+            TablesMissing: there are none.
+        """
+        missing: TablesMissing | None = None
+        for table in (self.tables.message, self.tables.status, self.tables.ledger, self.tables.rejected):
+            try:
+                self._transact(table, partial(self._consumer_after, table, ""))
+            except TablesMissing as error:
+                missing = missing or error
+            else:
+                self.there.add(table)
+        if missing is not None and not self.there:
+            raise missing
+
+    def check_sees_all(self) -> None:
+        """Check that it sees all policies, and all rows of a load, before it deletes a key or a load.
+
+        Raises:
+            UnsafeDatabase: row-level policies hide some.
+        """
+        read = sorted({*self.there, self.tables.consumer}, key=lambda table: table.name)
+        self._transact(self.tables.consumer, partial(check_sees_all, tables=read))
+
+    def now(self) -> datetime:
+        """The database's clock, if this machine's clock confirms it: what it deletes is gone."""
+        now, here = self._transact(self.tables.consumer, self.database.now), datetime.now(UTC)
+        if abs(now - here) > SKEW:
+            raise InvalidOption(
+                f"engine: the database's clock says {now:%Y-%m-%d %H:%M}, and this machine's "
+                f"{here:%Y-%m-%d %H:%M} (UTC): expected at most a day between them; nothing was deleted"
+            )
+        return now
+
+    def policies(self, consumer: str | None) -> dict[str, Policy]:
+        """The stored policies. Rows that add nothing to another one are deleted."""
+
+        def read(connection: Connection) -> dict[str, Policy]:
+            for row in superseded(connection, self.tables):
+                connection.execute(taking_statements.withdraw(self.tables), row)
+            return look(connection, self.tables, consumer)
+
+        return self._transact(self.tables.consumer, read)
+
+    def look_again(self, consumer: str) -> None:
+        """Keys may have to be kept for longer than when the purge began, perhaps hours ago. It is a
+        transaction of its own: on SQLite, one that has read could not wait for the right to write.
+
+        Raises:
+            InvalidOption: for longer than the caller asked for.
+        """
+        stored = self._transact(
+            self.tables.consumer, lambda connection: look(connection, self.tables, consumer).get(consumer)
+        )
+        if self.kept.learn(consumer, stored) and not self.override:
+            self.kept.check()
+
+    def shelves(self, consumer: str | None) -> Iterator[tuple[str, Aging, Callable[[str], datetime]]]:
+        """The places where an index finds old messages of one consumer or of all, each with its horizon."""
+        message, status, kept = self.tables.message, self.tables.status, self.kept
+        for each in self._consumers(message, consumer):
+            yield each, Aging(message, "accepted_at"), kept.since
+        for each in self._consumers(status, consumer):
+            for settled in (Status.CONSUMED, Status.FAILED):
+                yield each, Aging(status, "updated_at", settled), kept.since
+            yield each, Aging(status, "updated_at", Status.CONSUMING, lease=True), kept.since
+            for given_up in (Status.DEAD, Status.HALTED):
+                yield each, Aging(status, "updated_at", given_up), kept.dead_since
+        for each in self._consumers(self.tables.rejected, consumer):
+            yield each, Aging(self.tables.rejected, "rejected_at"), kept.dead_since
+
+    def _consumers(self, table: Table, only: str | None) -> Iterator[str]:
+        """Every consumer, or only the given one. It jumps through the index instead of reading all of it."""
+        if table not in self.there:
+            return
+        if only is not None:
+            yield only
+            return
+        name: str | None = ""
+        while (name := self._transact(table, partial(self._consumer_after, table, name))) is not None:
+            yield name
+
+    def _consumer_after(self, table: Table, name: str | None, connection: Connection) -> str | None:
+        following = taking_statements.next_consumer(table)
+        found: str | None = connection.execute(following, {"consumer_": name}).scalar_one()
+        return found
+
+    def empty(self, consumer: str, aging: Aging, horizon: Callable[[str], datetime]) -> bool:
+        """Delete batch after batch; False if the budget ran out first."""
+
+        def step(after: datetime, connection: Connection) -> tuple[int, datetime | None]:
+            until = {"consumer_": consumer, "horizon": horizon(consumer)}
+            given = until | {"after": after, "batch": self.batch}
+            deleted = self.database.delete_oldest(connection, aging, given)
+            # Fewer than asked for: the rest is too young, or is locked and left to the next purge.
+            return len(deleted), max(deleted) if len(deleted) == self.batch else None
+
+        return self._repeat(consumer, aging.table, step, datetime(1970, 1, 1, tzinfo=UTC))
+
+    def forget_loads(self, consumer: str | None) -> bool:
+        """Delete the rows of old loads, and then the loads; False if the budget ran out first."""
+        ledger = self.tables.ledger
+        for each in self._consumers(ledger, consumer):
+            old = {"consumer_": each, "horizon": self.kept.since(each)}
+            due = self._transact(ledger, partial(self._scalars, taking_statements.due_loads, old))
+            for start in range(0, len(due), _LOADS):
+                if self.has_moved(old):
+                    break
+                if not self._forget(old, due[start : start + _LOADS]):
+                    return False
+        return True
+
+    def has_moved(self, old: dict[str, Any]) -> bool:
+        """Whether loads that were old may have to be kept for longer now."""
+        self.look_again(old["consumer_"])
+        return bool(self.kept.since(old["consumer_"]) < old["horizon"])
+
+    def _forget(self, old: dict[str, Any], loads: Sequence[int]) -> bool:
+        consumer, message = old["consumer_"], self.tables.message
+        given = {"consumer_": consumer, "loads": loads}
+        if message not in self.there:  # nor are there rows of these loads
+            return True
+
+        def step(after: Any, connection: Connection) -> tuple[int, Any]:
+            if self.kept.since(consumer) < old["horizon"]:  # perhaps they are not old any more
+                return 0, None
+            return self.database.delete_loads(connection, self.tables, given | {"batch": self.batch}, after)
+
+        if not self._repeat(consumer, message, step, None, rest=_REST_OF_LOADS):
+            return False
+        if self.has_moved(old):
+            return True
+        # Rows may be left: some were locked, or VACUUM FULL has moved them. No new rows can come.
+        left = self._transact(message, partial(self._scalars, taking_statements.loads_left, given))
+        gone = {"loads": sorted({*loads}.difference(left))}
+        forget = taking_statements.forget_loads(self.tables)
+        self._transact(self.tables.ledger, lambda connection: connection.execute(forget, gone))
+        return True
+
+    def _scalars(
+        self, statement: Callable[[Tables], Select[Any]], parameters: dict[str, Any], connection: Connection
+    ) -> Sequence[int]:
+        return connection.scalars(statement(self.tables), parameters).all()
+
+    def _repeat(
+        self,
+        consumer: str,
+        table: Table,
+        step: Callable[[Any, Connection], tuple[int, Any]],
+        place: Any,
+        rest: float = 1,
+    ) -> bool:
+        """Run batch after batch, each from the end of the last one, so that nothing is read twice; False if
+        the budget ran out first."""
+        while not self._is_over():
+            self.look_again(consumer)
+            began = time.monotonic()
+            deleted, place = self._transact(table, partial(step, place))
+            if deleted:
+                self._tell(consumer, deleted, time.monotonic() - began)
+            if place is None:
+                return True
+            if not self._is_over():
+                # At least as long as the batch took: live traffic keeps at least half of the database.
+                self.sleep((rest if deleted else 1) * (time.monotonic() - began))
+        return False
+
+    def _is_over(self) -> bool:
+        return self.limit is not None and time.monotonic() - self.began >= self.limit
+
+    def _tell(self, consumer: str, deleted: int, seconds: float) -> None:
+        self.rows += deleted
+        self.batches += 1
+        self.hooks(Event(kind=EventKind.PURGED, consumer=consumer, count=deleted, seconds=seconds))
+        if self.progress is not None:
+            self.progress(self.state(finished=False))
+
+    def _transact(self, table: Table, work: Callable[[Connection], T]) -> T:
+        def transaction(connection: Connection) -> T:
+            with connection.begin():
+                try:
+                    return work(connection)
+                except DBAPIError as error:
+                    raise_clearer(connection, table, error)
+
+        return retry(
+            lambda: on_connection(self.engine, transaction),
+            _TRIES,
+            lambda error, _: (
+                isinstance(error, DBAPIError) and (codes.is_passing(error) or codes.is_overdue(error))
+            ),
+            sleep=self.sleep,
+        )
