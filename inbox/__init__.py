@@ -21,12 +21,13 @@ from inbox._exactly_once.work import Work
 from inbox._listening.async_listener import AsyncListener
 from inbox._listening.listener import Listener
 from inbox._listening.outcome import Action, Decision, Decisions, Outcome
+from inbox._operating.bulk import discard_all, release_all, retry_all
 from inbox._operating.check import check
 from inbox._operating.overview import ConsumerOverview, InboxOverview, overview
 from inbox._operating.purge import Purged, purge
 from inbox._operating.repair import discard, list_messages, release, resolve_step, retry, show_message
 from inbox._operating.set_policy import set_policy
-from inbox._operating.status import ConsumerStatus, Message, show, status
+from inbox._operating.status import ConsumerStatus, Message, decisions, show, status
 from inbox._status_mode.async_claim import AsyncClaim
 from inbox._status_mode.async_inbox import AsyncStatusInbox
 from inbox._status_mode.claim import Claim
@@ -39,6 +40,7 @@ from inbox_outbox_base.errors.codes import is_transient
 from inbox_outbox_base.monitoring.events import Event, EventKind
 from inbox_outbox_base.monitoring.log import LogEvents
 from inbox_outbox_base.transactions.policy import Policy
+from inbox_outbox_base.words.deciding import BulkResult, Listing, OperatorDecision
 from inbox_outbox_base.words.findings import CheckReport, Finding
 from inbox_outbox_base.words.incoming import Delivery, Verdict, message_id, message_key
 from inbox_outbox_base.words.overviews import (
@@ -58,6 +60,7 @@ __all__ = [
     "AsyncListener",
     "AsyncStatusInbox",
     "Backoff",
+    "BulkResult",
     "CheckReport",
     "Claim",
     "ConsumerOverview",
@@ -75,9 +78,11 @@ __all__ = [
     "InboxOverview",
     "Key",
     "Listener",
+    "Listing",
     "LogEvents",
     "Message",
     "OldestSnapshot",
+    "OperatorDecision",
     "Outcome",
     "Policy",
     "Purged",
@@ -93,7 +98,9 @@ __all__ = [
     "Verdict",
     "Work",
     "check",
+    "decisions",
     "discard",
+    "discard_all",
     "errors",
     "is_transient",
     "list_messages",
@@ -102,8 +109,10 @@ __all__ = [
     "overview",
     "purge",
     "release",
+    "release_all",
     "resolve_step",
     "retry",
+    "retry_all",
     "schema",
     "set_policy",
     "show",

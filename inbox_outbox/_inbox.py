@@ -16,6 +16,7 @@ from inbox_outbox_base.transactions.policy import brief
 from ._connect import Json, Prefix, Schema, StoreUrl, Url, engine_at, store_at
 from ._exit import NOT_FOUND, UNFINISHED
 from ._group import CommandGroup
+from ._operating.deciding import By, DryRun, Why
 from ._place import place_of, print_place
 from ._print import as_json, duration, grid, size
 from ._progress import ProgressLine
@@ -181,6 +182,7 @@ def purge(
             metavar="WHEN",
         ),
     ] = None,
+    dry_run: DryRun = False,
     batch: Annotated[int, typer.Option(help="The most rows in a transaction.", metavar="NUMBER")] = 500,
     budget: Annotated[
         str | None,
@@ -199,6 +201,7 @@ def purge(
             retention=length("older-than", older_than),
             dead_retention=length("dead-older-than", dead_older_than),
             override=override,
+            dry_run=dry_run,
             oldest_unconsumed=point("oldest-unconsumed", oldest_unconsumed),
             batch=batch,
             budget=length("budget", budget),
@@ -209,7 +212,8 @@ def purge(
         as_json({"database": asdict(place)} | asdict(done))
     else:
         print_place(place)
-        print(f"{done.rows:,} rows deleted in {done.batches:,} batches, {done.seconds:.1f} s")
+        batches = "would be deleted" if dry_run else f"deleted in {done.batches:,} batches"
+        print(f"{done.rows:,} rows {batches}, {done.seconds:.1f} s")
         if done.assumed:
             print(f"no retention is stored for {', '.join(map(repr, done.assumed))}: used 7d")
     if not done.finished:
@@ -235,6 +239,8 @@ def set_policy(
         str | None,
         typer.Option(help="exactly-once or status; required if nothing is stored yet.", metavar="MODE"),
     ] = None,
+    by: By = None,
+    why: Why = None,
     schema: Schema = None,
     json: Json = False,
 ) -> None:
@@ -246,6 +252,8 @@ def set_policy(
             retention=length("retention", retention),
             dead_retention=length("dead-retention", dead_retention),
             mode=mode,  # type: ignore[arg-type]  # checked by the call
+            by=by,
+            why=why,
             schema=schema,
         )
     if json:

@@ -6,14 +6,16 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 import typer
+from sqlalchemy import Engine
 
 import outbox
 from inbox.errors import InvalidOption
-from outbox import GenerationStatus, MessageState, OutboxStatus, StoredMessage
+from outbox import BulkResult, GenerationStatus, MessageState, OutboxStatus, StoredMessage
 
 from ._connect import Json, Schema, Url, engine_at
 from ._exit import LATE
 from ._group import CommandGroup
+from ._operating.deciding import EXAMPLES, By, DryRun, OfError, Why, check_sure, say, say_bulk
 from ._operating.topics import rows_of
 from ._place import place_of, print_place
 from ._print import as_json, duration, grid, size
@@ -24,6 +26,7 @@ app = CommandGroup(help="The outbox and its relays.")
 OfTopic = Annotated[str | None, typer.Option(help="Only this topic; any by default.", metavar="NAME")]
 OfKey = Annotated[str | None, typer.Option(help="Only this key; any by default.", metavar="TEXT")]
 Topic = Annotated[str, typer.Argument(help="A topic, not a pattern; all by default.")]
+Id = Annotated[str | None, typer.Argument(metavar="[ID]", help="The message's id.")]
 _ALL = "*"
 
 
@@ -110,6 +113,8 @@ def buckets(
     count: Annotated[
         int | None, typer.Option(help="Change the number of buckets for new messages.", metavar="NUMBER")
     ] = None,
+    by: By = None,
+    why: Why = None,
     schema: Schema = None,
     json: Json = False,
 ) -> None:
@@ -119,7 +124,7 @@ def buckets(
     """
     with engine_at(url, schema) as engine:
         if count is not None:
-            outbox.set_bucket_count(engine, count, schema=schema)
+            outbox.set_bucket_count(engine, count, by=by, why=why, schema=schema)
         found = outbox.status(engine, schema=schema).generations
     if json:
         as_json(list(found))
@@ -157,6 +162,7 @@ def peek(
         ),
     ] = None,
     dead: Annotated[bool, typer.Option("--dead", help="The same as --state dead.")] = False,
+    error: OfError = None,
     errors_first: Annotated[
         bool | None,
         typer.Option(
@@ -182,6 +188,7 @@ def peek(
             topic=topic,
             key=key,
             state=wanted,
+            error=error,
             errors_first=topic is not None and wanted is None if errors_first is None else errors_first,
             schema=schema,
         )
@@ -192,7 +199,7 @@ def peek(
         if found:
             _print_messages(found)
         else:
-            print(_none(wanted, is_filtered=topic is not None or key is not None))
+            print(_none(wanted, is_filtered=any(each is not None for each in (topic, key, error))))
 
 
 def _none(state: MessageState | None, *, is_filtered: bool) -> str:
@@ -236,12 +243,19 @@ def _switching(
 ) -> Callable[..., None]:
     """A command that pauses or resumes a topic."""
 
-    def command(url: Url, topic: Topic = _ALL, schema: Schema = None, json: Json = False) -> None:
+    def command(
+        url: Url,
+        topic: Topic = _ALL,
+        by: By = None,
+        why: Why = None,
+        schema: Schema = None,
+        json: Json = False,
+    ) -> None:
         with engine_at(url, schema) as engine:
-            changed = switch(engine, topic, schema=schema)
+            changed = switch(engine, topic, by=by, why=why, schema=schema)
             paused = outbox.overview(engine, schema=schema).paused
         value = {"topic": topic, "changed": changed, "paused": list(paused)}
-        _say(json, value, in_words(topic, "" if changed else " before", paused))
+        say(json, value, in_words(topic, "" if changed else " before", paused))
 
     command.__doc__ = explained
     return command
@@ -275,13 +289,17 @@ app.command("resume")(
 @app.command()
 def retry(
     url: Url,
-    message_id: Annotated[str | None, typer.Argument(metavar="[ID]", help="The message's id.")] = None,
+    message_id: Id = None,
     every: Annotated[
         MessageState | None,
         typer.Option("--all", help="All in this state: dead, held, waiting or unknown.", metavar="STATE"),
     ] = None,
     topic: OfTopic = None,
     key: OfKey = None,
+    error: OfError = None,
+    dry_run: DryRun = False,
+    by: By = None,
+    why: Why = None,
     schema: Schema = None,
     json: Json = False,
 ) -> None:
@@ -290,43 +308,89 @@ def retry(
         raise InvalidOption("expected the id of a message, or --all")
     if message_id is not None and (topic is not None or key is not None):
         raise InvalidOption("--topic, --key: expected only with --all")
+    if message_id is not None and (error is not None or dry_run):
+        raise InvalidOption("--error, --dry-run: expected only with --all")
     with engine_at(url, schema) as engine:
-        if every is not None:
-            count = outbox.retry_all(engine, every, topic=topic, key=key, schema=schema)
-            _say(json, {"messages": count}, f"{count:,} messages were {every} and are sent again")
-        elif message_id is not None:
-            was = outbox.retry(engine, message_id, schema=schema)
-            _say(json, {"id": message_id, "was": was}, f"{message_id} was {was} and is sent again")
+        if message_id is not None:
+            was = outbox.retry(engine, message_id, by=by, why=why, schema=schema)
+            say(json, {"id": message_id, "was": was}, f"{message_id} was {was} and is sent again")
+        elif every is not None:
+            chosen = _Chosen(engine, every, topic, key, error, schema)
+            done = chosen.decide(outbox.retry_all, by=by, why=why, dry_run=dry_run)
+            chosen.say(json, done, "sent again", dry_run=dry_run)
 
 
 @app.command()
 def drop(
     url: Url,
-    message_id: Annotated[str | None, typer.Argument(metavar="[ID]", help="The message's id.")] = None,
+    message_id: Id = None,
+    every: Annotated[
+        MessageState | None, typer.Option("--all", help="All in this state.", metavar="STATE")
+    ] = None,
     dead_older_than: Annotated[
         str | None, typer.Option(help="All dead letters older than this, such as 30d.", metavar="TIME")
     ] = None,
     topic: OfTopic = None,
+    key: OfKey = None,
+    error: OfError = None,
+    dry_run: DryRun = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Drop more than one message with --all.")] = False,
+    by: By = None,
+    why: Why = None,
     schema: Schema = None,
     json: Json = False,
 ) -> None:
-    """Delete a message in any state, unless a relay is sending it; or delete old dead letters."""
-    if (message_id is None) == (dead_older_than is None):
-        raise InvalidOption("expected the id of a message, or --dead-older-than")
+    """Delete a message in any state, unless a relay is sending it; with --all, many of them; or delete old
+    dead letters."""
+    if [message_id, every, dead_older_than].count(None) != 2:
+        raise InvalidOption("expected the id of a message, or --dead-older-than, or --all")
+    if every is None and (key is not None or error is not None):
+        raise InvalidOption("--key, --error: expected only with --all")
     if message_id is not None and topic is not None:
-        raise InvalidOption("--topic: expected only with --dead-older-than")
+        raise InvalidOption("--topic: expected only with --dead-older-than or --all")
     with engine_at(url, schema) as engine:
-        if dead_older_than is not None:
+        if message_id is not None:
+            was = outbox.drop(engine, message_id, by=by, why=why, dry_run=dry_run, schema=schema)
+            gone = "would be gone" if dry_run else "is gone"
+            say(json, {"id": message_id, "was": was}, f"{message_id} was {was} and {gone}")
+        elif dead_older_than is not None:
             age = length("dead-older-than", dead_older_than)
-            count = outbox.purge_dead(engine, age, topic=topic, schema=schema)
-            _say(json, {"messages": count}, f"{count:,} dead letters dropped")
-        elif message_id is not None:
-            was = outbox.drop(engine, message_id, schema=schema)
-            _say(json, {"id": message_id, "was": was}, f"{message_id} was {was} and is gone")
+            count = outbox.purge_dead(
+                engine, age, topic=topic, by=by, why=why, dry_run=dry_run, schema=schema
+            )
+            gone = "would be dropped" if dry_run else "dropped"
+            say(json, {"messages": count}, f"{count:,} dead letters {gone}")
+        elif every is not None:
+            chosen = _Chosen(engine, every, topic, key, error, schema)
+            if not (dry_run or yes):
+                check_sure("drops", chosen.decide(outbox.drop_all, dry_run=True))
+            done = chosen.decide(outbox.drop_all, by=by, why=why, dry_run=dry_run)
+            chosen.say(json, done, "dropped", dry_run=dry_run)
 
 
-def _say(json: bool, value: dict[str, Any], text: str) -> None:
-    if json:
-        as_json(value)
-    else:
-        print(text)
+class _Chosen:
+    """The messages of a bulk decision."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        state: MessageState,
+        topic: str | None,
+        key: str | None,
+        error: str | None,
+        schema: str | None,
+    ) -> None:
+        self._engine = engine
+        self._state = state
+        self._filter: dict[str, Any] = {"topic": topic, "key": key, "error": error, "schema": schema}
+
+    def decide(self, decide: Callable[..., BulkResult], **options: Any) -> BulkResult:
+        """Decide about them."""
+        return decide(self._engine, self._state, **self._filter, **options)
+
+    def say(self, json: bool, done: BulkResult, what: str, *, dry_run: bool) -> None:
+        """Print the number; of a dry run, with some of them."""
+        some = outbox.peek(self._engine, EXAMPLES, state=self._state, **self._filter) if dry_run else []
+        say_bulk(json, done, self._state, what, [each.id for each in some], dry_run=dry_run)
+        if some and not json:
+            _print_messages(some)

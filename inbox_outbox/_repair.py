@@ -3,16 +3,18 @@ mode."""
 
 import json as jsons
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
 
 import inbox
-from inbox import SqlStore, Status, Store
+from inbox import BulkResult, SqlStore, Status, Store
 from inbox.errors import InvalidOption
 
 from ._connect import Json, Prefix, Schema, StoreUrl, store_at
+from ._operating.deciding import EXAMPLES, By, DryRun, OfError, Why, check_sure, say_bulk
 from ._place import place_of_store, print_place
 from ._print import as_json
 from ._records import as_object, print_list
@@ -27,12 +29,11 @@ class Resolved(StrEnum):
 
 Consumer = Annotated[str, typer.Argument(help="The consumer's name.")]
 Key = Annotated[str, typer.Argument(help="The key as it is stored; a tuple is a JSON array.")]
-By = Annotated[
+OfConsumer = Annotated[
     str | None,
-    typer.Option(
-        envvar="USER", show_envvar=False, help="Who decides; stored in the message's history.", metavar="NAME"
-    ),
+    typer.Option("--consumer", help="Only this consumer's messages; all by default.", metavar="NAME"),
 ]
+OfKey = Annotated[str | None, typer.Option("--key", help="Only this key; any by default.", metavar="TEXT")]
 
 
 def list_messages(
@@ -41,9 +42,9 @@ def list_messages(
         Status | None,
         typer.Option(help=f"Only this status ({', '.join(Status)}); any by default.", metavar="STATUS"),
     ] = None,
-    consumer: Annotated[
-        str | None, typer.Option(help="Only this consumer's messages; all by default.", metavar="NAME")
-    ] = None,
+    consumer: OfConsumer = None,
+    key: OfKey = None,
+    error: OfError = None,
     limit: Annotated[int, typer.Option(help="The most messages to print.", metavar="NUMBER")] = 100,
     schema: Schema = None,
     prefix: Prefix = "inbox",
@@ -52,7 +53,8 @@ def list_messages(
     """Messages of status-table mode, the least recently changed first."""
     with store_at(url, schema, prefix) as store:
         place = place_of_store(store, url, schema, prefix)
-        found = inbox.list_messages(store, consumer=consumer, status=status, limit=limit)
+        filters: dict[str, Any] = {"consumer": consumer, "status": status, "key": key, "error": error}
+        found = inbox.list_messages(store, limit=limit, **filters)
     if json:
         as_json([as_object(record) for record in found])
     else:
@@ -60,7 +62,8 @@ def list_messages(
         if found:
             print_list(found)
         else:
-            print(_none(is_filtered=bool(status or consumer), has_tables=isinstance(store, SqlStore)))
+            is_filtered = any(each is not None for each in filters.values())
+            print(_none(is_filtered=is_filtered, has_tables=isinstance(store, SqlStore)))
 
 
 def _none(*, is_filtered: bool, has_tables: bool) -> str:
@@ -70,24 +73,81 @@ def _none(*, is_filtered: bool, has_tables: bool) -> str:
     return text
 
 
-def _deciding(decide: Callable[..., None], explained: str) -> Callable[..., None]:
-    """A command that acts on one message, and prints its new state."""
+def _deciding(decide: Callable[..., None], bulk: "_Bulk", explained: str) -> Callable[..., None]:
+    """A command that acts on one message, and prints its new state; or on many."""
 
     def command(
         url: StoreUrl,
-        consumer: Consumer,
-        key: Key,
+        consumer: Annotated[str | None, typer.Argument(help="The consumer's name.")] = None,
+        key: Annotated[
+            str | None, typer.Argument(help="The key as it is stored; a tuple is a JSON array.")
+        ] = None,
+        every: Annotated[
+            Status | None,
+            typer.Option("--all", help=f"All in this status: {' or '.join(bulk.among)}.", metavar="STATUS"),
+        ] = None,
+        of_consumer: OfConsumer = None,
+        of_key: OfKey = None,
+        error: OfError = None,
+        dry_run: DryRun = False,
+        yes: Annotated[bool, typer.Option("--yes", help="Discard or release more than one message.")] = False,
         by: By = None,
+        why: Why = None,
         schema: Schema = None,
         prefix: Prefix = "inbox",
         json: Json = False,
     ) -> None:
+        filters: dict[str, Any] = {"consumer": of_consumer, "key": of_key, "error": error}
+        is_one = consumer is not None and key is not None and every is None
+        if not is_one and (every is None or consumer is not None):
+            raise InvalidOption("expected a consumer and a key, or --all")
+        if is_one and (dry_run or any(each is not None for each in filters.values())):
+            raise InvalidOption("--consumer, --key, --error, --dry-run: expected only with --all")
         with store_at(url, schema, prefix) as store:
-            decide(store, consumer, key, by=by)
-            _print_changed(store, consumer, key, json)
+            if consumer is not None and key is not None:
+                decide(store, consumer, key, by=by, why=why)
+                _print_changed(store, consumer, key, json)
+            elif every is not None:
+                bulk.run(store, every, filters, yes, json, by=by, why=why, dry_run=dry_run)
 
     command.__doc__ = explained
     return command
+
+
+@dataclass(frozen=True, slots=True)
+class _Bulk:
+    """A decision about many messages.
+
+    Attributes:
+        decide: the function; it takes a store, a status, and options.
+        among: the statuses that it takes.
+        what: what becomes of them, for the result.
+        needs_yes: how an error names what it does, if that cannot be taken back.
+    """
+
+    decide: Callable[..., BulkResult]
+    among: tuple[Status, ...]
+    what: str
+    needs_yes: str | None = None
+
+    def run(
+        self, store: Store, status: Status, filters: dict[str, Any], yes: bool, json: bool, **options: Any
+    ) -> None:
+        """Decide, and print what was done."""
+        if status not in self.among:
+            raise InvalidOption(f"--all={status.value!r}: expected {' or '.join(self.among)}")
+        dry_run = options["dry_run"]
+        if self.needs_yes and not (yes or dry_run):
+            check_sure(self.needs_yes, self.decide(store, status, **filters, dry_run=True))
+        done = self.decide(store, status, **filters, **options)
+        some = inbox.list_messages(store, status=status, limit=EXAMPLES, **filters) if dry_run else []
+        say_bulk(json, done, status, self.what, [each.key for each in some], dry_run=dry_run)
+        if some and not json:
+            print_list(some)
+
+
+def _release_all(store: Store, status: Status, **options: Any) -> BulkResult:
+    return inbox.release_all(store, **options)
 
 
 def resolve_step(
@@ -100,6 +160,7 @@ def resolve_step(
         str | None, typer.Option(help="The result of a step that is done.", metavar="JSON")
     ] = None,
     by: By = None,
+    why: Why = None,
     schema: Schema = None,
     prefix: Prefix = "inbox",
     json: Json = False,
@@ -107,7 +168,7 @@ def resolve_step(
     """Record the outcome of the step for which a message is halted; its next delivery goes on from there."""
     value = None if result is None else _parsed(result)
     with store_at(url, schema, prefix) as store:
-        inbox.resolve_step(store, consumer, key, step, outcome.value, result=value, by=by)
+        inbox.resolve_step(store, consumer, key, step, outcome.value, result=value, by=by, why=why)
         _print_changed(store, consumer, key, json)
 
 
@@ -115,15 +176,20 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "list": list_messages,
     "retry": _deciding(
         inbox.retry,
-        "Let a dead or failed message run at its next delivery; its attempts are counted from zero.",
+        _Bulk(inbox.retry_all, (Status.DEAD, Status.FAILED), "retried"),
+        "Let a dead or failed message run at its next delivery; its attempts are counted from zero. With "
+        "--all, many of them.",
     ),
     "discard": _deciding(
         inbox.discard,
-        "Never run a dead, halted or failed message: every later delivery of it is a duplicate.",
+        _Bulk(inbox.discard_all, (Status.DEAD, Status.HALTED, Status.FAILED), "discarded", "discards"),
+        "Never run a dead, halted or failed message: every later delivery of it is a duplicate. With --all, "
+        "many of them.",
     ),
     "release": _deciding(
         inbox.release,
-        "Take a message away from its handler, whose later writes are rejected.",
+        _Bulk(_release_all, (Status.CONSUMING,), "released", "releases"),
+        "Take a message away from its handler, whose later writes are rejected. With --all, many of them.",
     ),
     "resolve-step": resolve_step,
 }

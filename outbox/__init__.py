@@ -10,10 +10,11 @@ relay sends it to a broker at least once, with the same id each time, and keeps 
     Relay(engine, publisher).run()
 
 A consumer that uses an inbox makes each message take effect once. Operators inspect messages with `status`,
-`peek` and `audit`, and act with `pause`, `retry` and `drop`. `outbox.schema` declares the tables;
-`outbox.errors` lists the exceptions.
+`peek` and `audit`, and act with `pause`, `retry` and `drop`; `decisions` says who did so, and why.
+`outbox.schema` declares the tables; `outbox.errors` lists the exceptions.
 """
 
+from inbox_outbox_base.words.deciding import BulkResult, Listing, OperatorDecision
 from inbox_outbox_base.words.findings import CheckReport, Finding
 from inbox_outbox_base.words.outgoing import (
     Accepted,
@@ -31,13 +32,15 @@ from inbox_outbox_base.words.overviews import (
     OldestSnapshot,
     TableOverview,
 )
-from outbox._operating.actions import drop, pause, purge_dead, resume, retry, retry_all
+from outbox._operating.actions import drop, pause, resume, retry
 from outbox._operating.audit import Audit, audit
 from outbox._operating.audit_parts import Missing
 from outbox._operating.bucket_count import set_bucket_count
+from outbox._operating.bulk import drop_all, purge_dead, retry_all
 from outbox._operating.check import check
 from outbox._operating.overview import OutboxOverview, TopicOverview, overview
 from outbox._operating.peek import peek
+from outbox._operating.recording import decisions
 from outbox._operating.status import GenerationStatus, OutboxStatus, RelayStatus, is_drained, status
 from outbox._operating.stored_message import MessageState, StoredMessage
 from outbox._publishers.async_router import AsyncRouter
@@ -57,6 +60,7 @@ __all__ = [
     "AsyncRelay",
     "AsyncRouter",
     "Audit",
+    "BulkResult",
     "CheckReport",
     "Count",
     "DatabaseOverview",
@@ -65,10 +69,12 @@ __all__ = [
     "Envelope",
     "Finding",
     "GenerationStatus",
+    "Listing",
     "Message",
     "MessageState",
     "Missing",
     "OldestSnapshot",
+    "OperatorDecision",
     "Outbox",
     "OutboxOverview",
     "OutboxStatus",
@@ -85,7 +91,9 @@ __all__ = [
     "Unknown",
     "audit",
     "check",
+    "decisions",
     "drop",
+    "drop_all",
     "errors",
     "is_drained",
     "overview",

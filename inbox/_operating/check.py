@@ -76,7 +76,8 @@ class _InboxProbes:
         there = [each for each in all_tables if self.trials.is_there(each)]
         if t.message not in there and t.status not in there:
             raise TablesMissing(missing_table(t.message))
-        findings = [*self.trials.look(there), *self.trials.settings(), *self._hidden(there)]
+        looked = [*self.trials.look(there), *self.trials.look_if_visible(t.decision)]
+        findings = [*looked, *self.trials.settings(), *self._hidden(there)]
         by_table: dict[Table, dict[str, Callable[[], str | None]]] = {
             t.message: {
                 "a key comes twice": self._repeated,

@@ -6,28 +6,31 @@ former holder raises `LeaseLost`. Nothing here delivers a message: if it can run
 does so.
 """
 
-import os
-import socket
-from datetime import timedelta
 from typing import Any, Literal
 
 from inbox._status_mode.steps import Steps, checked_name
-from inbox._status_mode.stores import Change, HeldRecord, Record, Status, Store, remember
+from inbox._status_mode.stores import Record, Status, Store
 from inbox_outbox_base.checks import options
 from inbox_outbox_base.checks.keys import Key, encode_key
 from inbox_outbox_base.errors.inbox import InvalidOption, MessageNotFound, WrongStatus
+from inbox_outbox_base.transactions.recording import Recording
+from inbox_outbox_base.words.deciding import Listing
+
+from .deciding import Plan, changed, discarded, fence, recording, released, retried, usable, write
+from .seeing import RETRIED, STOPPED, checked_filter, key_and_error, pack
 
 Resolved = Literal["done", "not_done"]
 
-_STOPPED = (Status.DEAD, Status.HALTED, Status.FAILED)
-_KEPT = timedelta(days=365).total_seconds()
-"""How long Redis keeps an operator's change: the inbox's own retention is not known here, and a record
-forgotten too early would run again."""
-
 
 def list_messages(
-    store: Store, *, consumer: str | None = None, status: Status | str | None = None, limit: int = 100
-) -> list[Record]:
+    store: Store,
+    *,
+    consumer: str | None = None,
+    status: Status | str | None = None,
+    key: Key | None = None,
+    error: str | None = None,
+    limit: int = 100,
+) -> Listing[Record]:
     """Messages of status-table mode, the least recently changed first.
 
     Args:
@@ -35,18 +38,26 @@ def list_messages(
             every record is read.
         consumer: whose messages; None: those of all consumers.
         status: only messages in this status; None is any.
+        key: only messages of this key; None is any.
+        error: only messages whose last error contains this text, 1 to 1,000 characters; case matters.
         limit: the most messages to return.
+
+    Returns:
+        A list, whose `seen` names its first 10,000 messages for `retry_all`, `discard_all` and `release_all`:
+        these then take what was listed here, and nothing that came or changed since.
 
     Raises:
         InvalidOption: an argument cannot be used.
+        InvalidKey: the key breaks the rules.
         StoreUnreachable: the store does not answer.
         TablesMissing: the tables do not exist.
     """
-    if consumer is not None:
-        options.consumer(consumer)
+    filters = checked_filter(consumer, key, error)
     if status is not None:
         status = Status(options.one_of("status", status, [*Status]))
-    return _usable(store).list(consumer, status, options.count("limit", limit, largest=options.MOST_ROWS))
+    options.count("limit", limit, largest=options.MOST_ROWS)
+    found = usable(store).list(filters.get("consumer"), status, limit, *key_and_error(filters))
+    return Listing(found, lambda: pack(found))
 
 
 def show_message(store: Store, consumer: str, key: Key) -> Record | None:
@@ -56,17 +67,20 @@ def show_message(store: Store, consumer: str, key: Key) -> Record | None:
         InvalidKey: the key breaks the rules.
         InvalidOption, StoreUnreachable, TablesMissing: as `list_messages`.
     """
-    return _usable(store).find(options.consumer(consumer), encode_key(key))
+    return usable(store).find(options.consumer(consumer), encode_key(key))
 
 
-def retry(store: Store, consumer: str, key: Key, *, by: str | None = None) -> None:
+def retry(store: Store, consumer: str, key: Key, *, by: str | None = None, why: str | None = None) -> None:
     """Let a dead or failed message run again: it becomes failed, and its attempts are counted from zero.
 
     Finished steps are not called again; undone steps are, each with a new `step_key`.
 
     Args:
         store: as for `list_messages`.
-        by: who decides, for the history; None is this process.
+        consumer: whose message.
+        key: the message's key.
+        by: who decides, 1 to 255 bytes of UTF-8; None is this host and process.
+        why: the reason, 1 to 1,000 characters, if you want to store one.
 
     Raises:
         MessageNotFound: there is no such message.
@@ -74,37 +88,52 @@ def retry(store: Store, consumer: str, key: Key, *, by: str | None = None) -> No
             has just changed it.
         InvalidKey, InvalidOption, StoreUnreachable, TablesMissing: as `show_message`.
     """
-    record = _found(store, consumer, key, among=(Status.DEAD, Status.FAILED))
-    _decide(store, record, "to be retried", by, status=Status.FAILED, steps=Steps(record.steps).anew())
+    note = recording(store, "retry", by, why)
+    record = _found(store, consumer, key, among=RETRIED)
+    _decide(store, record, retried(record), note)
 
 
-def discard(store: Store, consumer: str, key: Key, *, by: str | None = None) -> None:
+def discard(store: Store, consumer: str, key: Key, *, by: str | None = None, why: str | None = None) -> None:
     """Drop a dead, halted or failed message: it becomes consumed, without a result, and never runs.
 
     The record stays, so that a later delivery is a `DUPLICATE`. No step is undone.
 
-    Args, raises: as `retry`, but any halted message is accepted.
+    Args:
+        store: as for `list_messages`.
+        consumer: whose message.
+        key: the message's key.
+        by: who decides, as for `retry`.
+        why: the reason, as for `retry`.
+
+    Raises: as `retry`, but any halted message is accepted.
     """
-    record = _found(store, consumer, key, among=_STOPPED)
-    _decide(store, record, "discarded", by, status=Status.CONSUMED, resolved=True)
+    note = recording(store, "discard", by, why)
+    record = _found(store, consumer, key, among=STOPPED)
+    _decide(store, record, discarded(record), note)
 
 
-def release(store: Store, consumer: str, key: Key, *, by: str | None = None) -> None:
+def release(store: Store, consumer: str, key: Key, *, by: str | None = None, why: str | None = None) -> None:
     """Take a message that is being consumed away from its handler. The attempt does not count.
 
     It becomes failed, so that the next delivery runs immediately; or halted, if a step that must not be
     repeated has begun. The handler may still be running: its outside calls go on until its next step or
     heartbeat.
 
-    Args, raises: as `retry`; `WrongStatus` if the message is not consuming.
+    Args:
+        store: as for `list_messages`.
+        consumer: whose message.
+        key: the message's key.
+        by: who decides, as for `retry`.
+        why: the reason, as for `retry`.
+
+    Raises: as `retry`; `WrongStatus` if the message is not consuming.
     """
-    # Two writes: after the first one, the handler can neither begin nor end a step before the decision.
-    record = _fenced(store, _found(store, consumer, key, among=(Status.CONSUMING,)))
-    if record.pending_step is None:
-        _decide(store, record, "released", by, status=Status.FAILED, started=-1)
-    else:
-        note = f"the outcome of step {record.pending_step!r} is unknown: released"
-        _decide(store, record, note, by, status=Status.HALTED)
+    note = recording(store, "release", by, why)
+    found = _found(store, consumer, key, among=(Status.CONSUMING,))
+    record = fence(store, found)
+    if record is None:
+        raise changed(found)
+    _decide(store, record, released(record), note)
 
 
 def resolve_step(
@@ -116,16 +145,21 @@ def resolve_step(
     *,
     result: Any = None,
     by: str | None = None,
+    why: str | None = None,
 ) -> None:
     """Record the outcome of the step for which a message is halted.
 
     The message becomes failed, and its attempts are counted from zero.
 
     Args:
-        store, by: as for `retry`.
+        store: as for `list_messages`.
+        consumer: whose message.
+        key: the message's key.
         step: the step's name, as a check against answering for another step.
         outcome: "done": no attempt calls the step again; "not_done": the next attempt does.
         result: the JSON value that a done step returned.
+        by: who decides, as for `retry`.
+        why: the reason, as for `retry`.
 
     Raises:
         MessageNotFound: there is no such message.
@@ -136,6 +170,7 @@ def resolve_step(
     options.one_of("outcome", outcome, ("done", "not_done"))
     if outcome == "not_done" and result is not None:
         raise InvalidOption(f"result={result!r:.80}: expected None with outcome='not_done'")
+    answer = recording(store, "resolve_step", by, why)
     record = _found(store, consumer, key, among=(Status.HALTED,))
     if checked_name(step) != record.pending_step:
         raise WrongStatus(f"key={record.key!r}: it is halted for step {record.pending_step!r}, not {step!r}")
@@ -145,13 +180,8 @@ def resolve_step(
     else:
         steps = steps.without(step)
     note = f"step {step!r}: {outcome.replace('_', ' ')}"
-    _decide(store, record, note, by, status=Status.FAILED, steps=steps, resolved=True)
-
-
-def _usable(store: Store) -> Store:
-    if not isinstance(store, Store) or store.is_async:
-        raise InvalidOption(f"store={store!r}: expected a synchronous SqlStore or RedisStore")
-    return store
+    plan = Plan(note=note, status=Status.FAILED, steps=steps, resolved=True)
+    _decide(store, record, plan, answer)
 
 
 def _found(store: Store, consumer: str, key: Key, among: tuple[Status, ...]) -> Record:
@@ -167,49 +197,9 @@ def _found(store: Store, consumer: str, key: Key, among: tuple[Status, ...]) -> 
     return record
 
 
-def _fenced(store: Store, record: Record) -> Record:
-    """The record, after its handler has lost the right to begin or end a step."""
-    change = Change(token=record.token + 1, forget_after=_KEPT)
-    if not store.write(HeldRecord(record.consumer, record.key, record.token), change, among=[record.status]):
-        raise _changed(record)
-    fenced = _found(store, record.consumer, record.key, among=(record.status,))
-    if fenced.token != change.token:  # somebody has claimed it since
-        raise _changed(record)
-    return fenced
-
-
-def _changed(record: Record) -> WrongStatus:
-    return WrongStatus(f"key={record.key!r}: it has just been changed; look at it again")
-
-
-def _decide(
-    store: Store,
-    record: Record,
-    note: str,
-    by: str | None,
-    *,
-    status: Status,
-    steps: Steps | None = None,
-    started: int = 0,
-    resolved: bool = False,
-) -> None:
-    """Write a decision. With `steps` the message continues from these, and its attempts are counted from
-    zero. A step without a recorded end stays, even if it has begun just now, unless the decision has
-    `resolved` it."""
-    operator = f"{socket.gethostname()}:{os.getpid()}" if by is None else by
-    options.utf8("by", operator)
-    change = Change(
-        status=status,
-        token=record.token + 1,
-        started=started if steps is None else -record.attempts_started,
-        finished=0 if steps is None else -record.attempts_finished,
-        steps=None if steps is None else steps.text(),
-        undos=None if steps is None else steps.undos,
-        interruptions=None if steps is None else 0,
-        pending_step="" if resolved else None,
-        error=f"{note} by {operator}",
-        history=remember(record, note, store.now(), by=operator),
-        forget_after=_KEPT,
-    )
-    if not store.write(HeldRecord(record.consumer, record.key, record.token), change, among=[record.status]):
-        raise _changed(record)
+def _decide(store: Store, record: Record, plan: Plan, note: Recording) -> None:
+    note.filter = {"consumer": record.consumer, "key": record.key, "status": record.status.value}
+    if plan.resolved and record.pending_step is not None:
+        note.filter = {**note.filter, "step": record.pending_step}
+    if not all(write(store, [(record, plan)], note)):
+        raise changed(record)

@@ -7,7 +7,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 from inbox_outbox_base.calls.retry import retry
-from inbox_outbox_base.checks import options
+from inbox_outbox_base.checks import deciding, options
 from inbox_outbox_base.checks.missing import raise_clearer
 from inbox_outbox_base.checks.retention import Retention
 from inbox_outbox_base.databases import taking_statements
@@ -18,6 +18,7 @@ from inbox_outbox_base.errors.inbox import InboxError, InvalidOption
 from inbox_outbox_base.tables.inbox import Tables, tables
 from inbox_outbox_base.transactions.connect import connected
 from inbox_outbox_base.transactions.policy import DEAD_RETENTION, Mode, Policy, look, merged, row, times
+from inbox_outbox_base.transactions.recording import Recording
 from inbox_outbox_base.transactions.safety import check_sees_all
 
 _MODES = ("exactly-once", "status")
@@ -31,6 +32,8 @@ def set_policy(
     retention: Retention | float | timedelta | None = None,
     dead_retention: float | timedelta | None = None,
     mode: Mode | None = None,
+    by: str | None = None,
+    why: str | None = None,
     schema: str | None = None,
 ) -> Policy:
     """Change a consumer's policy in the table `inbox_consumer`; None leaves a value unchanged.
@@ -44,6 +47,8 @@ def set_policy(
         retention: how long its keys are kept (`Retention`, seconds or `timedelta`).
         dead_retention: how long its dead and halted messages are kept, in status-table mode.
         mode: "exactly-once" or "status"; required if nothing is stored yet.
+        by: who decides, 1 to 255 bytes of UTF-8; None is this host and process.
+        why: the reason, 1 to 1,000 characters, if you want to store one.
         schema: the PostgreSQL schema of the tables.
 
     Raises:
@@ -56,12 +61,18 @@ def set_policy(
     dead = None if dead_retention is None else options.seconds("dead_retention", dead_retention)
     if mode is not None:
         options.one_of("mode", mode, _MODES)
+    who, reason = deciding.operator(by), deciding.reason("why", why)
     database, all_tables = taking(engine.dialect.name), tables(schema)
+    asked = times(kept, dead)
+    what = {"consumer": consumer, "mode": mode} | asked
+    note = Recording(all_tables.decision, "inbox.set_policy", who, reason, what)
     engine = at_level(engine, database.own_isolation)
 
     def replace() -> Policy:
         with connected(engine) as connection, connection.begin():
-            return _replace(connection, all_tables, consumer, mode, times(kept, dead))
+            policy = _replace(connection, all_tables, consumer, mode, asked)
+            note.note(connection, 1)
+            return policy
 
     def may_retry(error: Exception, _: int) -> bool:
         return isinstance(error, _Changed) or (isinstance(error, DBAPIError) and codes.is_transient(error))

@@ -16,7 +16,9 @@ from inbox_outbox_base.databases.taking import Taking
 from inbox_outbox_base.tables.inbox import Tables, tables
 from inbox_outbox_base.transactions.connect import connected
 from inbox_outbox_base.transactions.policy import Policy, look
+from inbox_outbox_base.transactions.recording import stored
 from inbox_outbox_base.transactions.safety import check_sees_all
+from inbox_outbox_base.words.deciding import OperatorDecision
 
 RATE_WINDOW = timedelta(hours=1)
 _NONE: dict[str, Any] = {"rows": 0, "rows_last_hour": 0, "oldest": None, "newest": None}
@@ -188,3 +190,28 @@ def show(engine: Engine, consumer: str, key: Key, *, schema: str | None = None) 
             raise_clearer(connection, all_tables.message, error)
     claim, digest = (None if each is None else each.hex() for each in (row.claim, row.digest))
     return Message(row.consumer, row.key, time, claim, digest, row.result, row.load)
+
+
+def decisions(engine: Engine, *, limit: int = 100, schema: str | None = None) -> list[OperatorDecision]:
+    """Operators' decisions about the inbox and the outbox, the newest first. They are kept for a year. Those
+    about messages whose store is Redis are only in the messages' histories.
+
+    Args:
+        engine: the database.
+        limit: the most decisions to return.
+        schema: the PostgreSQL schema of the tables.
+
+    Raises:
+        InvalidOption: an argument cannot be used.
+        TablesMissing: the table does not exist.
+        UnsafeDatabase: row-level policies hide rows from this role.
+    """
+    options.count("limit", limit, largest=options.MOST_ROWS)
+    table = tables(schema).decision
+    taking(engine.dialect.name)
+    with connected(engine) as connection:
+        try:
+            check_sees_all(connection, [table])
+            return stored(connection, table, limit)
+        except DBAPIError as error:
+            raise_clearer(connection, table, error)

@@ -30,7 +30,7 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import BigInteger
 
-from inbox_outbox_base.tables.columns import from_now
+from inbox_outbox_base.tables.columns import contains, from_now
 from inbox_outbox_base.tables.inbox import Tables, utcnow
 from inbox_outbox_base.words.incoming import Status
 
@@ -252,12 +252,23 @@ def held(tables: Tables, among: Iterable[str]) -> ColumnElement[bool]:
 
 
 @cache
-def listed(tables: Tables, *, of_one: bool, with_status: bool) -> Select[Any]:
-    """Records, the least recently changed first."""
+def listed(tables: Tables, *names: str) -> Select[Any]:
+    """Records, the least recently changed first; `names` are the parameters that choose them."""
+    return _chosen(tables, _columns(tables), names).limit(bindparam("limit"))
+
+
+@cache
+def places(tables: Tables, *names: str) -> Select[Any]:
+    """What finds these records again."""
     c = tables.status.c
-    chosen = select(*_columns(tables)).order_by(c.updated_at).limit(bindparam("limit"))
-    if of_one:
-        chosen = chosen.where(c.consumer == bindparam("consumer_", type_=c.consumer.type))
-    if with_status:
-        chosen = chosen.where(c.status == bindparam("status_"))
+    return _chosen(tables, [c.consumer, c.key, c.token], names)
+
+
+def _chosen(tables: Tables, columns: list[Column[Any]], names: Iterable[str]) -> Select[Any]:
+    c = tables.status.c
+    chosen = select(*columns).order_by(c.updated_at)
+    for name in names:
+        column = c[name.removesuffix("_")]
+        given = bindparam(name, type_=column.type)
+        chosen = chosen.where(contains(column, given) if name == "error_" else column == given)
     return chosen

@@ -288,7 +288,7 @@ def hold(tables: OutboxTables) -> Update:
     c = tables.message.c
     names = ("attempts", "unanswered", "error")
     given: dict[str, Any] = {name: bindparam(f"{name}_", type_=c[name].type) for name in names}
-    held = given | {"state": literal("held"), "retry_at": null()}
+    held = given | {"state": literal("held"), "retry_at": null(), "failing_since": since_first(tables)}
     return update(tables.message).where(this(tables)).values(held)
 
 

@@ -312,6 +312,10 @@ class Taking(ABC):
         their own limit."""
         return nullcontext()
 
+    def waiting(self, connection: Connection, wait: float) -> AbstractContextManager[None]:
+        """Around statements of one transaction: the same."""
+        return nullcontext()
+
     def cancel(self, driver: Any) -> None:  # noqa: B027 - most servers end it themselves
         """From another thread, let the server end this connection's wait for a lock."""
 

@@ -6,6 +6,8 @@ from typing import Any
 
 from sqlalchemy import (
     BigInteger,
+    BindParameter,
+    ColumnElement,
     DateTime,
     Dialect,
     LargeBinary,
@@ -14,6 +16,7 @@ from sqlalchemy import (
     Text,
     TextClause,
     event,
+    func,
     text,
 )
 from sqlalchemy.ext.compiler import compiles
@@ -117,6 +120,12 @@ class from_now(FunctionElement[Any]):  # noqa: N801 - named like SQLAlchemy's ow
 @compiles(from_now, *FOLDERS)
 def _from_now(element: from_now, compiler: SQLCompiler, **kw: Any) -> str:
     return storing(compiler.dialect.name).from_now(compiler.process(element.clauses, **kw))
+
+
+def contains(column: ColumnElement[Any], text: BindParameter[Any]) -> ColumnElement[bool]:
+    """Whether a column's text contains another. Case matters on every database: what is without it is
+    shorter."""
+    return func.length(func.replace(column, text, "")) < func.length(column)
 
 
 def binary(length: int) -> TypeEngine[bytes]:

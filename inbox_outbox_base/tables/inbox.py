@@ -35,6 +35,7 @@ from .columns import (
     short_text,
     utcnow,
 )
+from .operations import DECISION, decision_table
 from .outbox import OUTBOX, OutboxTables, outbox_tables
 from .storing import options, where
 
@@ -53,7 +54,7 @@ __all__ = [
     "utcnow",
 ]
 
-REVISION = "0005"
+REVISION = "0006"
 """The migration that these declarations correspond to."""
 
 VERSION_TABLE = "inbox_outbox_version"
@@ -70,6 +71,7 @@ class Tables:
     rejected: Table
     status: Table
     outbox: OutboxTables
+    decision: Table
     version: Table
 
     @property
@@ -109,7 +111,7 @@ def _tables(schema: str | None) -> Tables:
     # By this index a purge finds each consumer's oldest rows. Loads are purged by the ledger.
     Index("inbox_message_accepted_at", c.consumer, c.accepted_at, **where(c.accepted_at.is_not(None)))
     consumer, ledger, rejected = _consumer(metadata), _ledger(metadata), _rejected(metadata)
-    status, outbox = _status(metadata), outbox_tables(metadata)
+    status, outbox, decision = _status(metadata), outbox_tables(metadata), decision_table(metadata)
     version = Table(
         VERSION_TABLE,
         metadata,
@@ -117,7 +119,7 @@ def _tables(schema: str | None) -> Tables:
         PrimaryKeyConstraint("version_num", name=f"{VERSION_TABLE}_pkc"),
     )
     begin_with(version, f"(version_num) VALUES ('{REVISION}')")
-    return Tables(message, consumer, ledger, rejected, status, outbox, version)
+    return Tables(message, consumer, ledger, rejected, status, outbox, decision, version)
 
 
 def _outbox(schema: str | None) -> OutboxTables:
@@ -271,10 +273,10 @@ CONSUMER_RULES = {
 """Rules that every consumer's policy obeys, by the constraint's name."""
 
 FEATURES = {
-    "inbox": ("inbox_message", "inbox_consumer"),
-    "status": ("inbox_status", "inbox_consumer"),
-    "ledger": ("inbox_ledger", "inbox_rejected", "inbox_consumer"),
-    "outbox": OUTBOX,
+    "inbox": ("inbox_message", "inbox_consumer", DECISION),
+    "status": ("inbox_status", "inbox_consumer", DECISION),
+    "ledger": ("inbox_ledger", "inbox_rejected", "inbox_consumer", DECISION),
+    "outbox": (*OUTBOX, DECISION),
 }
 """The tables of each feature; the first one belongs to no other feature. (The Spark writer needs "inbox" and
 "ledger".)"""

@@ -263,7 +263,8 @@ def _relay(metadata: MetaData) -> Table:
 
 def _pause(metadata: MetaData) -> Table:
     """Topics that an operator has paused; '*' is all of them."""
-    return _by_topic(metadata, "outbox_pause", "paused_at")
+    said = Column("paused_by", short_text()), Column("why", long_text())
+    return _by_topic(metadata, "outbox_pause", "paused_at", *said)
 
 
 def _gone(metadata: MetaData) -> Table:
@@ -272,12 +273,13 @@ def _gone(metadata: MetaData) -> Table:
     return _by_topic(metadata, "outbox_gone", "gone_at")
 
 
-def _by_topic(metadata: MetaData, name: str, time: str) -> Table:
+def _by_topic(metadata: MetaData, name: str, time: str, *others: Column[Any]) -> Table:
     return Table(
         name,
         metadata,
         Column("topic", Bytewise(LONGEST_TOPIC), nullable=False),
         Column(time, UtcDateTime, nullable=False, server_default=utcnow()),
+        *others,
         PrimaryKeyConstraint("topic", name=f"{name}_pkey"),
         **options(),
     )

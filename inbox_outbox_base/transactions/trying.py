@@ -122,6 +122,11 @@ class Trials:
                 findings += found or [Finding(f"table {table.name}", "right")]
         return findings
 
+    def look_if_visible(self, table: Table) -> list[Finding]:
+        """The same of a table that only operators need: nothing if this role does not see it."""
+        found = self.look([table]) if self.is_there(table) else []
+        return [each for each in found if each.result != "not tried"]
+
     def settings(self) -> list[Finding]:
         """What the settings of the server and of its sessions may lose or change."""
         with self.rolled_back() as connection:

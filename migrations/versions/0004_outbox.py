@@ -166,6 +166,8 @@ def upgrade() -> None:
         "outbox_pause",
         sa.Column("topic", plain_text(249), nullable=False),
         sa.Column("paused_at", plain_time(), nullable=False, server_default=_now()),
+        sa.Column("paused_by", sa.String(255)),
+        sa.Column("why", long_text()),
         sa.PrimaryKeyConstraint("topic", name="outbox_pause_pkey"),
         **given,
     )

@@ -7,17 +7,26 @@ from sqlalchemy.exc import IntegrityError
 
 from inbox_outbox_base.checks import outbox_options
 from inbox_outbox_base.errors.outbox import InvalidOption, RelayRunning, WrongBucketCount, WrongState
+from inbox_outbox_base.transactions.recording import Recording
 from outbox._publishing.buckets import NUMBERS, Generation, draw_number, forget_newest, generations
 from outbox._waking.hints import CHORES, notify
 from outbox.schema import OutboxTables, tables
 
 from . import statements
+from .recording import recording
 from .transact import transact
 
 MOST_BUCKETS = 4_096
 
 
-def set_bucket_count(engine: Engine, count: int, *, schema: str | None = None) -> None:
+def set_bucket_count(
+    engine: Engine,
+    count: int,
+    *,
+    by: str | None = None,
+    why: str | None = None,
+    schema: str | None = None,
+) -> None:
     """Change the number of buckets, up or down, while messages are published and sent; each key keeps its
     order.
 
@@ -30,6 +39,8 @@ def set_bucket_count(engine: Engine, count: int, *, schema: str | None = None) -
     Args:
         engine: the Engine of the outbox's database.
         count: 1 to 4,096.
+        by: who decides, 1 to 255 bytes of UTF-8; None is this host and process.
+        why: the reason, 1 to 1,000 characters, if you want to store one.
         schema: the PostgreSQL schema of the tables.
 
     Raises:
@@ -41,6 +52,7 @@ def set_bucket_count(engine: Engine, count: int, *, schema: str | None = None) -
     """
     if outbox_options.count("count", count) > MOST_BUCKETS:
         raise InvalidOption(f"count={count!r}: expected at most {MOST_BUCKETS:,}")
+    note = recording("set_bucket_count", by, why, schema, count=count)
     all_tables = tables(schema)
     try:
         added = transact(engine, all_tables, lambda connection: _add(connection, all_tables, count))
@@ -48,7 +60,7 @@ def set_bucket_count(engine: Engine, count: int, *, schema: str | None = None) -
         raise _changed(count) from error
     if added is not None:
         # A separate transaction: it announces the new buckets to all relays; one that joins later reads them.
-        transact(engine, all_tables, lambda connection: _open(connection, all_tables, added))
+        transact(engine, all_tables, lambda connection: _open(connection, all_tables, added, note))
     forget_newest()
 
 
@@ -86,7 +98,7 @@ def _overlap(one: range, other: range) -> bool:
     return one.start < other.stop and other.start < one.stop
 
 
-def _open(connection: Connection, tables: OutboxTables, added: Generation) -> None:
+def _open(connection: Connection, tables: OutboxTables, added: Generation, note: Recording) -> None:
     """Let messages be published to new buckets, and announce these to all relays."""
     # Each relay locks its row before it looks for messages, until it has noted which ones it sends.
     connection.execute(statements.announce(tables), {"generation_": added.number})
@@ -94,6 +106,7 @@ def _open(connection: Connection, tables: OutboxTables, added: Generation) -> No
     opened = connection.execute(statements.open_buckets(tables), {"generation_": added.number}).rowcount
     if opened != len(added.buckets):
         raise _changed(len(added.buckets))
+    note.note(connection, opened)
     notify(connection, CHORES, tables.bucket.schema)
 
 

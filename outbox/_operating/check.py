@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from uuid import uuid4
 
-from sqlalchemy import Connection, Engine, func, select
+from sqlalchemy import Connection, Engine, Table, func, select
 
 from inbox_outbox_base.checks.catalogue import hidden_rows
 from inbox_outbox_base.checks.missing import missing_table
@@ -14,6 +14,7 @@ from inbox_outbox_base.databases.registry import checking, relaying
 from inbox_outbox_base.databases.relaying import Relaying
 from inbox_outbox_base.databases.taking import at_level
 from inbox_outbox_base.errors.outbox import InvalidOption, TablesMissing, UnsafeSequence
+from inbox_outbox_base.tables.inbox import tables as all_tables
 from inbox_outbox_base.transactions.trying import Trials, refused_of, usable
 from inbox_outbox_base.words.findings import CheckReport, Finding
 from inbox_outbox_base.words.outgoing import Message
@@ -47,9 +48,10 @@ def check(engine: Engine, *, schema: str | None = None) -> CheckReport:
     own = tables(schema)
     database = relaying(usable(engine, InvalidOption).dialect.name, own)
     trials = Trials(at_level(engine, database.own_isolation))
-    return CheckReport(
-        tuple(_OutboxProbes(trials, database, own, Outbox(schema=schema, wake=False)).findings())
+    probes = _OutboxProbes(
+        trials, database, own, all_tables(schema).decision, Outbox(schema=schema, wake=False)
     )
+    return CheckReport(tuple(probes.findings()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +59,14 @@ class _OutboxProbes:
     trials: Trials
     database: Relaying
     tables: OutboxTables
+    decision: Table
     outbox: Outbox
 
     def findings(self) -> list[Finding]:
         if not self.trials.is_there(self.tables.message):
             raise TablesMissing(missing_table(self.tables.message))
-        findings = [*self.trials.look(every(self.tables)), *self.trials.settings(), *self._hidden()]
+        looked = [*self.trials.look(every(self.tables)), *self.trials.look_if_visible(self.decision)]
+        findings = [*looked, *self.trials.settings(), *self._hidden()]
         findings.append(self.trials.run("the sequence", self._sequence))
         probes: dict[str, Callable[[], str | None]] = {
             "a publish": self._published,

@@ -39,9 +39,6 @@ from inbox_outbox_base.tables.inbox import utcnow
 from inbox_outbox_base.tables.times import readable
 from outbox.schema import OutboxTables
 
-VIEWED = ("id", "topic", "key", "content_type", "headers", "created_at")
-"""The columns an operator sees in every table of messages."""
-
 
 def state_of(table: Table) -> ColumnElement[str]:
     """The state of messages that wait for a relay, as operators know it."""
@@ -111,22 +108,19 @@ def let_go_one(tables: OutboxTables) -> Update:
 @cache
 def end_wait(tables: OutboxTables) -> Update:
     """Send waiting messages now instead of at their next retry."""
-    c = tables.message.c
-    waits = and_(c.state != "held", c.retry_at.is_not(None), c.attempts > 0)
-    return update(tables.message).where(waits).values(retry_at=null())
+    return update(tables.message).where(tables.message.c.state != "held").values(retry_at=null())
 
 
 @cache
 def end_one_wait(tables: OutboxTables) -> Update:
     """The same for one message, if it still waits."""
-    return (
-        update(tables.message).where(this(tables), tables.message.c.state != "held").values(retry_at=null())
-    )
+    return end_wait(tables).where(this(tables))
 
 
-def died_by(tables: OutboxTables) -> ColumnElement[bool]:
-    """Whether a letter had died at a time."""
-    return tables.dead.c.dead_at <= bindparam("until")
+def of_bucket(tables: OutboxTables) -> ColumnElement[bool]:
+    """Some messages of one bucket, by their sequences."""
+    c = tables.message.c
+    return and_(c.bucket == bindparam("bucket_"), c.sequence.in_(bindparam("these", expanding=True)))
 
 
 def is_old(tables: OutboxTables) -> ColumnElement[bool]:
@@ -135,10 +129,15 @@ def is_old(tables: OutboxTables) -> ColumnElement[bool]:
 
 
 @cache
-def dead_letters(tables: OutboxTables) -> Select[Any]:
-    """Ids of dead letters, in the order in which they died."""
-    c = tables.dead.c
-    return select(c.id).where(died_by(tables)).order_by(c.dead_at, c.id)
+def lock_messages(tables: OutboxTables) -> Update:
+    """Lock some messages of a bucket until the transaction ends, by a write: SQLite has no other lock."""
+    return update(tables.message).where(of_bucket(tables)).values(attempts=tables.message.c.attempts)
+
+
+@cache
+def drop_messages(tables: OutboxTables) -> Delete:
+    """Delete some messages of a bucket."""
+    return delete(tables.message).where(of_bucket(tables))
 
 
 @cache
@@ -177,6 +176,12 @@ def old_dead(tables: OutboxTables) -> Select[Any]:
 
 
 @cache
+def count_old_dead(tables: OutboxTables) -> Select[Any]:
+    """How many dead letters died longer ago than a number of seconds."""
+    return select(func.count()).select_from(tables.dead).where(is_old(tables))
+
+
+@cache
 def drop(tables: OutboxTables) -> Delete:
     """Delete a message that waits for a relay."""
     return delete(tables.message).where(this(tables))
@@ -208,8 +213,10 @@ def pause(tables: OutboxTables) -> Insert:
     """Pause a topic, unless it is paused."""
     c = tables.pause.c
     topic = bindparam("topic_", type_=c.topic.type)
+    said = (bindparam(name, type_=c[name].type) for name in ("paused_by", "why"))
     is_new = ~exists(select(literal(1)).where(c.topic == topic))
-    added = insert(tables.pause).from_select(["topic"], select(topic).where(is_new))
+    row = select(topic, *said).where(is_new)
+    added = insert(tables.pause).from_select(["topic", "paused_by", "why"], row)
     return added.execution_options(preserve_rowcount=True)
 
 

@@ -219,7 +219,7 @@ def test_a_message_in_another_status(store: Store, run: Callable[..., Done]) -> 
         (["list", "--status", "lost"], "--status"),
         (["list", "--limit", "0"], "limit=0: expected a whole number"),
         (["list", "--consumer", ""], "consumer='': expected 1 to 128 bytes"),
-        (["retry", CONSUMER], "Missing argument"),
+        (["retry", CONSUMER], "expected a consumer and a key, or --all"),
         (["retry", CONSUMER, ""], "expected 1 to 512 bytes"),
         (["resolve-step", CONSUMER, KEY, "charge", "maybe"], "maybe"),
         (["resolve-step", CONSUMER, KEY, "charge", "done", "--result", "{"], "--result='{': expected JSON"),

@@ -127,7 +127,9 @@ def operators_of_the_inbox(owner: Engine, app: Database) -> None:
     inbox.retry(store, "orders", "a")
     inbox.discard(store, "orders", "b")
     inbox.resolve_step(store, "orders", "c", "charge", "done", result=7)
+    assert inbox.retry_all(store, "failed", seen=inbox.list_messages(store).seen) == 2
     inbox.set_policy(engine, "orders", retention=60)
+    inbox.decisions(engine)
 
 
 def operators_of_the_outbox(owner: Engine, app: Database) -> None:
@@ -152,8 +154,11 @@ def operators_of_the_outbox(owner: Engine, app: Database) -> None:
     outbox.drop(engine, second)
     outbox.drop(engine, delayed)
     outbox.drop(engine, waiting)
-    outbox.retry_all(engine, "dead")
+    outbox.retry_all(engine, "dead", seen=outbox.peek(engine, 1, state="dead").seen)
+    outbox.drop_all(engine, "dead", seen=outbox.peek(engine, 1, state="dead").seen)
+    outbox.drop_all(engine, "pending")
     outbox.purge_dead(engine, 0)
+    outbox.decisions(engine)
     outbox.audit(engine, "orders", "billing")
 
 
@@ -224,7 +229,8 @@ def granted(migrated: Database) -> Any:
 @pytest.mark.parametrize("part", PARTS)
 def test_each_part_needs_these_rights(granted: tuple[Database, Role], part: str) -> None:
     """With the privileges listed on the page the part does all its work; without any one of them it fails
-    with the database's own error. (Without those on `inbox_consumer` messages are still taken.)"""
+    with the database's own error. (Without those on `inbox_consumer` messages are still taken, and without
+    those to write to `ops_decision` operators still decide.)"""
     database, app = granted
     needed = rights(database.name, part)
     assert needed
@@ -247,6 +253,8 @@ def is_needed(part: str, database: Database, app: Role, right: Right) -> bool:
         return True
     finally:
         app.grant(right)
+    if right.thing == "ops_decision":
+        return right.name != "SELECT"
     return right.thing == "inbox_consumer" and part in ("take", "status mode", *SPARK)
 
 

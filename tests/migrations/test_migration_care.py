@@ -71,7 +71,7 @@ def test_unknown_revisions_are_refused(database: Database) -> None:
     engine = database.engine()
     with pytest.raises(
         InvalidOption,
-        match=r"revision='0815': expected head or one of base, 0001, 0002, 0003, 0004, 0005$",
+        match=r"revision='0815': expected head or one of base, 0001, 0002, 0003, 0004, 0005, 0006$",
     ):
         migration.migrate(engine, "0815")
     with pytest.raises(InvalidOption, match="revision='0815'"):

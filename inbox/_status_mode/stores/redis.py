@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from inbox_outbox_base.checks.extras import brought_by
+from inbox_outbox_base.checks.options import MOST_ROWS
 from inbox_outbox_base.errors.inbox import InvalidOption, StoreUnreachable
 from inbox_outbox_base.words.incoming import Status, Verdict
 
@@ -131,18 +132,39 @@ class RedisStore(Store):
     def find(self, consumer: str, key: str) -> Record | None:
         return self._look(self._name(consumer, key), consumer, key)[1]
 
-    def list(self, consumer: str | None, status: Status | None, limit: int) -> list[Record]:
+    def list(
+        self,
+        consumer: str | None,
+        status: Status | None,
+        limit: int,
+        key: str | None = None,
+        error: str | None = None,
+    ) -> list[Record]:
         """As `Store.list`; reads all records, because Redis has no index of them."""
+        found = [
+            record
+            for record in self._every(consumer)
+            if status in (None, record.status)
+            and key in (None, record.key)
+            and (error is None or error in (record.error or ""))
+        ]
+        return sorted(found, key=lambda record: record.updated_at)[:limit]
+
+    def _every(self, consumer: str | None) -> Iterator[Record]:
         start = f"{self._prefix}:" if consumer is None else self._name(consumer, "").decode()
-        found = []
         for name in set(self._names(hashes.escaped(start) + "*")):  # a scan may return a name twice
             parts = hashes.parted(name[len(self._prefix) + 1 :])
             if parts is None:
                 continue  # another program's: its prefix begins with ours
             record = self._look(name, *parts)[1]
-            if record is not None and status in (None, record.status):
-                found.append(record)
-        return sorted(found, key=lambda record: record.updated_at)[:limit]
+            if record is not None:
+                yield record
+
+    def places(
+        self, consumer: str | None, status: Status | None, key: str | None = None, error: str | None = None
+    ) -> Sequence[HeldRecord]:
+        found = self.list(consumer, status, MOST_ROWS, key, error)
+        return [HeldRecord(each.consumer, each.key, each.token) for each in found]
 
     def delete(self, held: HeldRecord, among: Iterable[Status]) -> bool:
         name = self._name(held.consumer, held.key)

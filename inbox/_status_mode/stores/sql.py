@@ -14,6 +14,7 @@ from inbox_outbox_base.checks.missing import raise_clearer
 from inbox_outbox_base.checks.retention import Retention
 from inbox_outbox_base.databases import claiming_statements
 from inbox_outbox_base.databases.registry import claiming, taking
+from inbox_outbox_base.databases.taking import at_level
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import InvalidOption, StoreUnreachable
 from inbox_outbox_base.tables.inbox import tables
@@ -84,6 +85,7 @@ class SqlStore(Store):
         self.tables = tables(schema)
         self._claiming = claiming(sync_engine.dialect.name)
         self._own = self._database.committing_each(sync_engine)
+        self._transacting = at_level(sync_engine, self._database.own_isolation)
         self._watchdog = Watchdog(self._database)
 
     @property
@@ -98,16 +100,26 @@ class SqlStore(Store):
         return f"SqlStore({self.engine.url.render_as_string()!r})"
 
     def write(self, held: HeldRecord, change: Change, among: Iterable[Status] = (Status.CONSUMING,)) -> bool:
+        if self._run(lambda connection: self.write_on(connection, held, change, among)):
+            return True
+        # No row changed: the claim is lost, or an earlier try succeeded and only its answer was lost.
+        return self._has_happened(held, change)
+
+    def write_on(
+        self, connection: Connection, held: HeldRecord, change: Change, among: Iterable[Status]
+    ) -> bool:
+        """The same on a connection; False also if an earlier try has succeeded."""
         values = rows.values(change)
         statement = claiming_statements.write(self.tables, frozenset(values), rows.names(among))
         parameters = values | rows.where(held)
         if change.expects:
             statement = claiming_statements.expecting(self.tables, statement)
             parameters["expects"] = change.expects
-        if self._run(lambda connection: connection.execute(statement, parameters).rowcount == 1):
-            return True
-        # No row changed: the claim is lost, or an earlier try succeeded and only its answer was lost.
-        return self._has_happened(held, change)
+        return connection.execute(statement, parameters).rowcount == 1
+
+    def transact(self, work: Callable[[Connection], T]) -> T:
+        """Work in one transaction, which is retried as a whole."""
+        return self._run(work, once=self._once_together)
 
     def find(self, consumer: str, key: str) -> Record | None:
         parameters = {"consumer_": consumer, "key_": key}
@@ -120,15 +132,25 @@ class SqlStore(Store):
             return False
         return (record.token, record.status) == (held.token, Status.CONSUMING)
 
-    def list(self, consumer: str | None, status: Status | None, limit: int) -> list[Record]:
-        statement = claiming_statements.listed(
-            self.tables, of_one=consumer is not None, with_status=status is not None
-        )
-        parameters = {"consumer_": consumer, "status_": status and status.value, "limit": limit}
-        given = {name: value for name, value in parameters.items() if value is not None}
-        return self._run(
-            lambda connection: [*map(rows.record_of, connection.execute(statement, given).mappings())]
-        )
+    def list(
+        self,
+        consumer: str | None,
+        status: Status | None,
+        limit: int,
+        key: str | None = None,
+        error: str | None = None,
+    ) -> list[Record]:
+        given = rows.wanted(consumer, status, key, error)
+        statement = claiming_statements.listed(self.tables, *given)
+        found = self._run(lambda each: each.execute(statement, given | {"limit": limit}).mappings().all())
+        return [*map(rows.record_of, found)]
+
+    def places(
+        self, consumer: str | None, status: Status | None, key: str | None = None, error: str | None = None
+    ) -> Sequence[HeldRecord]:
+        given = rows.wanted(consumer, status, key, error)
+        statement = claiming_statements.places(self.tables, *given)
+        return [HeldRecord(*row) for row in self._run(lambda each: each.execute(statement, given).all())]
 
     def renew(
         self, claims: Sequence[HeldRecord], lease: float, keep: float, within: float
@@ -301,12 +323,14 @@ class SqlStore(Store):
         *,
         wait: float = claiming_statements.WRITE_WAIT,
         within: float | None = None,
+        once: Callable[[Callable[[Connection], T], float, float], T] | None = None,
     ) -> T:
         """Work on a separate connection, where each statement commits and waits at most `wait` seconds for a
         row. A connection that does not answer `within` so many seconds is replaced once."""
         seconds = LONGEST_CALL if within is None else within
+        call = self._once if once is None else once
         try:
-            return self._retrying(lambda: self._once(work, wait, seconds), _may_retry)
+            return self._retrying(lambda: call(work, wait, seconds), _may_retry)
         except SQLAlchemyError as error:
             if not codes.is_transient(error):
                 raise
@@ -322,6 +346,16 @@ class SqlStore(Store):
                     if not self._database.has_server and not self._database.is_ended(connection):
                         connection.commit()  # an application sends BEGIN on all connections
                     return result
+            except DBAPIError as error:
+                drop_read_only(connection, error)
+                raise_clearer(connection, self.tables.status, error)
+
+    def _once_together(self, work: Callable[[Connection], T], wait: float, within: float) -> T:
+        with connected(self._transacting) as connection:
+            try:
+                waiting = self._database.waiting(connection, wait)
+                with self._bounded(connection, within), connection.begin(), waiting:
+                    return work(connection)
             except DBAPIError as error:
                 drop_read_only(connection, error)
                 raise_clearer(connection, self.tables.status, error)

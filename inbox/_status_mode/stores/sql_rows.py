@@ -32,3 +32,9 @@ def names(statuses: Iterable[Status]) -> frozenset[str]:
 def record_of(found: Fields) -> Record:
     values = {name: found[name] for name in Record.__dataclass_fields__}
     return Record(**values | {"status": Status(values["status"])})
+
+
+def wanted(consumer: str | None, status: Status | None, key: str | None, error: str | None) -> dict[str, Any]:
+    """The parameters that choose records; None chooses nothing."""
+    given = {"consumer_": consumer, "status_": status and status.value, "key_": key, "error_": error}
+    return {name: value for name, value in given.items() if value is not None}

@@ -143,8 +143,22 @@ class Store(ABC):
         """The record of one message."""
 
     @abstractmethod
-    def list(self, consumer: str | None, status: Status | None, limit: int) -> list[Record]:
-        """Records, the least recently changed first."""
+    def list(
+        self,
+        consumer: str | None,
+        status: Status | None,
+        limit: int,
+        key: str | None = None,
+        error: str | None = None,
+    ) -> list[Record]:
+        """Records, the least recently changed first; if given, only those of a consumer, in a status, of a
+        key, and with this text in their error."""
+
+    @abstractmethod
+    def places(
+        self, consumer: str | None, status: Status | None, key: str | None = None, error: str | None = None
+    ) -> Sequence[HeldRecord]:
+        """The same, all of them, with no more than what finds a record again."""
 
     @abstractmethod
     def delete(self, held: HeldRecord, among: Iterable[Status]) -> bool:

@@ -261,6 +261,9 @@ class MySQLTaking(Taking):
             lambda: connection.execute(_END_BRIEFLY),
         )
 
+    def waiting(self, connection: Connection, wait: float) -> AbstractContextManager[None]:
+        return _lock_wait(connection, wait)
+
     def socket_of(self, driver: Any) -> int:
         own = getattr(driver, "_sock", None)  # PyMySQL's; it has no other name
         if own is None:  # asyncmy; before 0.2.18 through its stream

@@ -63,6 +63,7 @@ class Place:
             with engine.begin() as connection:
                 connection.execute(delete(tables().status))
                 connection.execute(delete(tables().consumer))
+                connection.execute(delete(tables().decision))
             engine.dispose()
 
 

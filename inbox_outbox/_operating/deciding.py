@@ -1,0 +1,96 @@
+"""`inbox-outbox decisions`, and what all commands that decide have in common."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+import inbox
+from inbox import BulkResult
+from inbox.errors import InvalidOption
+from inbox_outbox._connect import Json, Schema, Url, engine_at
+from inbox_outbox._place import place_of, print_place
+from inbox_outbox._print import as_json, grid
+
+By = Annotated[
+    str | None,
+    typer.Option(
+        envvar="USER", show_envvar=False, help="Who decides; stored with the decision.", metavar="NAME"
+    ),
+]
+Why = Annotated[str | None, typer.Option(help="The reason; stored with the decision.", metavar="TEXT")]
+OfError = Annotated[
+    str | None, typer.Option(help="Only those whose error contains this text.", metavar="TEXT")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only count; change nothing.")]
+
+EXAMPLES = 5
+"""How many messages a dry run prints."""
+
+
+def decisions(
+    url: Url,
+    limit: Annotated[int, typer.Option(help="The most decisions to print.", metavar="NUMBER")] = 100,
+    schema: Schema = None,
+    json: Json = False,
+) -> None:
+    """What operators have decided about the inbox and the outbox, the newest first: who, what and why."""
+    with engine_at(url, schema) as engine:
+        place = place_of(engine, schema)
+        found = inbox.decisions(engine, limit=limit, schema=schema)
+    if json:
+        as_json(list(found))
+        return
+    print_place(place)
+    if not found:
+        print("no decisions within the last year")
+        return
+    grid(
+        ("at", "by", "decision", "about", "count", "why"),
+        [
+            (
+                each.at.isoformat(timespec="seconds"),
+                each.by,
+                each.action,
+                ", ".join(f"{name}={value}" for name, value in each.filter.items()),
+                f"{each.count:,}",
+                each.why or "-",
+            )
+            for each in found
+        ],
+    )
+
+
+def check_sure(does: str, counted: BulkResult) -> None:
+    """Ask for `--yes` before many messages are lost.
+
+    Raises:
+        InvalidOption: there are several.
+    """
+    if counted > 1:
+        raise InvalidOption(f"--all: this {does} {counted:,} messages; if that is what you want, add --yes")
+
+
+def say(json: bool, value: dict[str, Any], text: str) -> None:
+    """Print one or the other."""
+    if json:
+        as_json(value)
+    else:
+        print(text)
+
+
+def say_bulk(
+    json: bool, done: BulkResult, state: str, what: str, examples: Sequence[str], *, dry_run: bool
+) -> None:
+    """Print what a bulk decision did with messages in a state, or would do."""
+    value: dict[str, Any] = {"messages": done.done} | ({"examples": [*examples]} if dry_run else {})
+    text = (
+        f"{done:,} messages are {state} and would be"
+        if dry_run
+        else f"{done:,} messages were {state} and are"
+    )
+    text = f"{text} {what}"
+    if done.changed:
+        value["changed"] = done.changed
+        text += f"; {done.changed:,} others have changed meanwhile, and are left"
+    say(json, value, text)

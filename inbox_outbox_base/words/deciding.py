@@ -1,0 +1,108 @@
+"""What operators' functions return: listings, the results of bulk decisions, and stored decisions."""
+
+import json
+import zlib
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Self, TypeVar
+
+T = TypeVar("T")
+
+MOST_SEEN = 10_000
+"""The most messages that `seen` names."""
+
+_LARGEST = 64_000_000
+"""The most bytes of a `seen` when it is unpacked."""
+
+Place = Sequence[Any]
+"""What finds a message again, and tells whether it has changed."""
+
+
+class Listing(list[T]):
+    """A list of what was there, with `seen` for a bulk decision about exactly this."""
+
+    def __init__(self, found: Iterable[T], seen: Callable[[], str]) -> None:
+        super().__init__(found)
+        self._seen = seen
+
+    @property
+    def seen(self) -> str:
+        """Opaque text that names the listed messages, and how they were: pass it to a bulk decision. If there
+        are more than 10,000, it names the first 10,000. Its characters are safe in a URL and in a form."""
+        return self._seen()
+
+
+class BulkResult(int):
+    """The number of messages that a bulk decision took, or with `dry_run` would take."""
+
+    _changed: int
+
+    def __new__(cls, done: int, changed: int = 0) -> Self:
+        """`done` and `changed` messages."""
+        made = super().__new__(cls, done)
+        made._changed = changed
+        return made
+
+    @property
+    def done(self) -> int:
+        """The number itself."""
+        return int(self)
+
+    @property
+    def changed(self) -> int:
+        """How many others had changed, or were gone, since they were seen: they were left as they are."""
+        return self._changed
+
+    def __repr__(self) -> str:
+        return f"BulkResult(done={self.done}, changed={self.changed})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BulkResult, (self.done, self.changed)
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorDecision:
+    """What an operator has decided: one for each transaction, so a bulk decision may have several."""
+
+    id: str
+    """Drawn at random."""
+    at: datetime
+    """When, by the database's clock."""
+    by: str
+    """Who."""
+    action: str
+    """The function, such as "outbox.retry_all"."""
+    filter: Mapping[str, Any]
+    """What it was about: the function's arguments, as JSON values. `seen` is the number of messages that the
+    call named."""
+    count: int
+    """How many messages (topics, consumers) this transaction changed."""
+    why: str | None
+    """The reason, if one was given."""
+
+
+def packed(kind: str, places: Sequence[Place]) -> str:
+    """Opaque text for the first of these places; `kind` says of what they are."""
+    content = json.dumps([kind, places[:MOST_SEEN]], ensure_ascii=False, separators=(",", ":"))
+    return urlsafe_b64encode(zlib.compress(content.encode(errors="surrogateescape"))).decode()
+
+
+def unpacked(text: str) -> tuple[str, list[Place]]:
+    """The kind and the places.
+
+    Raises:
+        ValueError: this did not come from `packed`.
+    """
+    unpacker = zlib.decompressobj()
+    try:
+        content = unpacker.decompress(urlsafe_b64decode(text), _LARGEST)
+        if not unpacker.eof:
+            raise ValueError("too large, or cut off")
+        kind, places = json.loads(content.decode(errors="surrogateescape"))
+    except (zlib.error, TypeError) as error:
+        raise ValueError(str(error)) from None
+    if not isinstance(kind, str) or not isinstance(places, list):
+        raise ValueError("unknown content")  # noqa: TRY004 - one error for all of them
+    return kind, places
