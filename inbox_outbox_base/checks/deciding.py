@@ -50,4 +50,4 @@ def places(
         raise error(f"seen: it came with a listing of {found}; expected one of {kind}")
     if not all(isinstance(each, list) and tuple(map(type, each)) == types for each in named):
         raise error(f"seen={shown(seen)}: it is not the `seen` of a listing")
-    return named
+    return [*dict.fromkeys(map(tuple, named))]  # each once, whoever has made the text

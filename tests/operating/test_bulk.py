@@ -3,8 +3,10 @@
 import pickle
 import signal
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from itertools import count as count_up
 from itertools import product
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from sqlalchemy import Engine, select, update
 
 import outbox
+from inbox_outbox_base.words.deciding import packed, unpacked
 from outbox import BulkResult, Envelope, Outcome, Refused, Unavailable, Unknown
 from outbox.errors import InvalidOption, WrongState
 from tests.support.bulk_worker import COMMITS, MESSAGES, TOGETHER, retry_letters
@@ -36,8 +39,9 @@ OUTCOMES: dict[str, Outcome] = {
     "waiting": Unavailable("no", 3_600.0),
     "unknown": Unknown("no"),
 }
-RETRIED = [*OUTCOMES]
-STATES = [*RETRIED, "pending", "delayed"]
+# The first three of each have statements of their own.
+RETRIED = ["dead", "held", "waiting", "unknown"]
+STATES = ["dead", "delayed", "pending", "held", "waiting", "unknown"]
 
 
 def put(engine: Engine, state: str, *names: str, **options: Any) -> list[str]:
@@ -68,7 +72,7 @@ def names_in(engine: Engine, state: str) -> list[str]:
     return sorted(name_of(row) for row in rows if row.id in ids)
 
 
-@spread("state", RETRIED, elsewhere=4)
+@spread("state", RETRIED, elsewhere=3)
 def test_retry_exactly_what_was_seen(engine: Engine, state: str) -> None:
     """With `seen`, only the messages of the listing are retried: not those beyond its limit, nor those that
     came later, even if their time is earlier."""
@@ -87,7 +91,7 @@ def test_retry_exactly_what_was_seen(engine: Engine, state: str) -> None:
     assert names_in(engine, state) == ["c1", "d1"]
 
 
-@spread("state", STATES, elsewhere=6)
+@spread("state", STATES, elsewhere=3)
 def test_drop_exactly_what_was_seen(engine: Engine, state: str) -> None:
     """The same for `drop_all`, in every state. The ids of dropped messages can be used again."""
     put(engine, state, "a1")
@@ -105,7 +109,7 @@ def test_drop_exactly_what_was_seen(engine: Engine, state: str) -> None:
         assert connection.execute(select(TABLES.gone.c.topic)).scalars().all() == ["orders"]
 
 
-@spread("state", RETRIED, elsewhere=4)
+@spread("state", RETRIED, elsewhere=3)
 def test_what_has_changed_since_is_left(engine: Engine, state: str) -> None:
     """A message that was retried since, and came back into the same state, is not the one that was seen; one
     that was dropped is gone. Both are counted, and left as they are."""
@@ -166,7 +170,7 @@ def test_seen_is_also_filtered(engine: Engine, state: str) -> None:
     assert names_in(engine, state) == ["b1", "c1"]
 
 
-@spread("state", STATES, elsewhere=6)
+@spread("state", STATES, elsewhere=3)
 def test_a_dry_run(engine: Engine, state: str) -> None:
     """A dry run counts what would be taken, and changes nothing."""
     made = put(engine, state, "a1", "b1")
@@ -226,8 +230,17 @@ def test_the_order_of_keys(engine: Engine) -> None:
 
 
 @on("sqlite")
+@pytest.mark.parametrize("state", RETRIED)
+def test_a_seen_that_names_a_message_twice(engine: Engine, state: str) -> None:
+    """Text that somebody else has made counts and takes each message once."""
+    put(engine, state, "a1", "b1")
+    kind, places = unpacked(outbox.peek(engine, state=state).seen)
+    assert outbox.retry_all(engine, state, seen=packed(kind, [*places, *places])) == 2
+
+
+@on("sqlite")
 def test_a_seen_names_ten_thousand(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A longer listing names its first messages only; one of its `seen` is as long as a form can send."""
+    """A longer listing, which is a list, names its first messages only."""
     monkeypatch.setattr("inbox_outbox_base.words.deciding.MOST_SEEN", 3)
     put(engine, "dead", "a1", "b1", "c1", "d1", "e1")
     listed = outbox.peek(engine, state="dead")
@@ -236,23 +249,28 @@ def test_a_seen_names_ten_thousand(engine: Engine, monkeypatch: pytest.MonkeyPat
     assert names_in(engine, "dead") == ["d1", "e1"]
 
 
-def test_while_others_die(engine: Engine) -> None:
-    """While a relay lets more and more messages die, a bulk decision takes each letter that was seen once,
-    and no other."""
+@spread("decide", [outbox.retry_all, outbox.drop_all], elsewhere=2)
+def test_while_others_die(engine: Engine, decide: Callable[..., BulkResult]) -> None:
+    """While relays let more and more messages die, and send what is retried, two operators take each letter
+    that was seen once, and no other."""
     first = put(engine, "dead", *(f"-{number}" for number in range(100)))
     seen = outbox.peek(engine, 1_000, state="dead").seen
     stop = threading.Event()
 
+    publisher = Recorder(lambda each: Refused("no") if "later" in name_of(each) else ACCEPTED)
+
     def die() -> None:
-        number = 0
-        while not stop.is_set():
-            put(engine, "dead", *(f"-later{number + each}" for each in range(5)))
-            number += 5
+        for number in count_up():
+            if stop.is_set():
+                break
+            publish(engine, *(f"-later{number}-{each}" for each in range(5)))
+            relay(engine, publisher)
+        relay(engine, publisher)
 
     with ThreadPoolExecutor(3) as pool:
         dying = pool.submit(die)
         try:
-            answers = list(pool.map(lambda _: outbox.drop_all(engine, "dead", seen=seen), range(2)))
+            answers = list(pool.map(lambda _: decide(engine, "dead", seen=seen), range(2)))
         finally:
             stop.set()
         dying.result()
@@ -261,6 +279,8 @@ def test_while_others_die(engine: Engine) -> None:
     left = {row.id for row in dead(engine).values()}
     assert left
     assert left.isdisjoint(first)
+    sent = sorted(each.id for each in publisher.accepted)
+    assert sent == (sorted(first) if decide is outbox.retry_all else [])
     assert sum(each.count for each in outbox.decisions(engine)) == 100
 
 
