@@ -9,6 +9,7 @@ from inbox_outbox_base.words.deciding import Place, unpacked
 
 from .options import shown, utf8
 
+_HIGHEST = 2**63 - 1
 LONGEST_REASON = 1_000
 """The most characters in a reason, or in a text to look for in errors."""
 
@@ -48,6 +49,13 @@ def places(
         raise error(f"seen={shown(seen)}: it is not the `seen` of a listing") from None
     if found != kind:
         raise error(f"seen: it came with a listing of {found}; expected one of {kind}")
-    if not all(isinstance(each, list) and tuple(map(type, each)) == types for each in named):
+    if not all(_is_place(each, types) for each in named):
         raise error(f"seen={shown(seen)}: it is not the `seen` of a listing")
     return [*dict.fromkeys(map(tuple, named))]  # each once, whoever has made the text
+
+
+def _is_place(value: object, types: tuple[type, ...]) -> bool:
+    """Whether every part has its type, and a database can compare it."""
+    if not isinstance(value, list) or tuple(map(type, value)) != types:
+        return False
+    return not any("\0" in each if isinstance(each, str) else abs(each) > _HIGHEST for each in value)

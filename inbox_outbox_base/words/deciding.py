@@ -101,7 +101,7 @@ def unpacked(text: str) -> tuple[str, list[Place]]:
         if not unpacker.eof:
             raise ValueError("too large, or cut off")
         kind, places = json.loads(content.decode(errors="surrogateescape"))
-    except (zlib.error, TypeError) as error:
+    except (zlib.error, TypeError, RecursionError) as error:
         raise ValueError(str(error)) from None
     if not isinstance(kind, str) or not isinstance(places, list):
         raise ValueError("unknown content")  # noqa: TRY004 - one error for all of them

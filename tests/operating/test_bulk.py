@@ -215,14 +215,16 @@ def test_messages_that_are_being_sent(engine: Engine, is_alive: bool) -> None:
     assert [(each.done, each.changed) for each in answers] == 2 * ([(0, 1)] if is_alive else [(1, 0)])
 
 
-def test_the_order_of_keys(engine: Engine) -> None:
+def test_the_order_of_keys(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of each key, letters that are retried together leave in the order in which they were published, however
     many transactions it takes."""
-    names = [f"{key}{number}" for number in range(600) for key in "ab"]
+    monkeypatch.setattr("outbox._operating.bulk._WRITTEN", 7)
+    names = [f"{key}{number}" for number in range(30) for key in "ab"]
     publish(engine, *names)
     relay(engine, Recorder(lambda _: Refused("no")))
-    seen = outbox.peek(engine, 5_000, state="dead").seen
-    assert outbox.retry_all(engine, "dead", seen=seen) == 1_200
+    seen = outbox.peek(engine, 100, state="dead").seen
+    assert outbox.retry_all(engine, "dead", seen=seen) == 60
+    assert [each.count for each in outbox.decisions(engine)] == [4, *8 * [7]]
     publisher = Recorder()
     relay(engine, publisher)
     for key in "ab":
@@ -331,6 +333,11 @@ def test_wrong_options(engine: Engine) -> None:
     put(engine, "dead", "a1")
     put(engine, "held", "b1")
     letters, held = (outbox.peek(engine, state=each).seen for each in ("dead", "held"))
+    kind, _ = unpacked(held)
+    forged: list[Any] = [[0, 2**63, "a", "v"], [0, 1, "a\0", "v"], [0, True, "a", "v"], [0, 1, "a"], {}, 7]
+    for place in forged:
+        with pytest.raises(InvalidOption, match="it is not the `seen` of a listing"):
+            outbox.retry_all(engine, "held", seen=packed(kind, [place]))
     for decide, said in (
         (
             lambda: outbox.retry_all(engine, "dead", seen=held),
