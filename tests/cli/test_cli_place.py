@@ -15,7 +15,7 @@ from tests.support.status_mode.stores import Place
 
 AUDIT = "audit", "--topic", "orders", "--consumer", "billing"
 OBJECTS = (["outbox", "status"], ["inbox", "purge"], ["check"], [*AUDIT])
-LISTS = (["inbox", "status"], ["inbox", "list"], ["outbox", "peek"])
+LISTS = (["inbox", "status"], ["inbox", "list"], ["outbox", "peek"], ["decisions"])
 
 
 def text(url: URL) -> str:
@@ -119,6 +119,7 @@ def test_redis(place: Place) -> None:
     [
         ("inbox status", "no messages, neither of the exactly-once path nor of status-table mode"),
         ("inbox list", "no messages of status-table mode; `inbox-outbox inbox status` counts those of the "),
+        ("inbox list --error a", "no such messages of status-table mode; `inbox-outbox inbox"),
         ("inbox list --status dead", "no such messages of status-table mode; `inbox-outbox inbox"),
         (
             "outbox peek",
@@ -126,6 +127,8 @@ def test_redis(place: Place) -> None:
         ),
         ("outbox peek --topic a", "no such messages wait for a relay; for delayed and dead ones, add"),
         ("outbox peek --dead", "no messages are dead"),
+        ("outbox peek --dead --error a", "no such messages are dead"),
+        ("decisions", "no decisions within the last year"),
         ("outbox peek --state held --key a", "no such messages are held"),
     ],
 )

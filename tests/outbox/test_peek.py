@@ -44,6 +44,19 @@ def test_peek_with_errors_first(engine: Engine) -> None:
         outbox.peek(engine, state="dead", errors_first=True)
 
 
+def test_what_errors_first_has_seen(engine: Engine) -> None:
+    """`errors_first` and `error` go together, and a bulk decision takes what such a listing has seen."""
+    in_every_state(engine)
+    (full,) = outbox.peek(engine, topic="orders", error="full", errors_first=True)
+    assert (full.key, full.state) == ("w", "waiting")
+    (behind,) = [each.id for each in outbox.peek(engine, key="w") if each.state == "pending"]
+    seen = outbox.peek(engine, 4, errors_first=True)
+    assert (seen[-1].id, seen[-1].state) == (behind, "pending")
+    done = outbox.drop_all(engine, "pending", seen=seen.seen)
+    assert (done, done.changed) == (1, 0)
+    assert [each.id for each in outbox.peek(engine, key="w")] == [full.id]
+
+
 def test_failed_messages_are_found_by_an_index(postgres: Database) -> None:
     """On PostgreSQL, `errors_first` finds failed messages among many others without reading these."""
     engine = postgres.engine()
