@@ -14,7 +14,7 @@ from inbox import BulkResult, SqlStore, Status, Store
 from inbox.errors import InvalidOption
 
 from ._connect import Json, Prefix, Schema, StoreUrl, store_at
-from ._operating.deciding import EXAMPLES, By, DryRun, OfError, Why, check_sure, say_bulk
+from ._operating.deciding import EXAMPLES, By, DryRun, OfError, OfKey, Why, check_sure, say_bulk
 from ._place import place_of_store, print_place
 from ._print import as_json
 from ._records import as_object, print_list
@@ -33,7 +33,6 @@ OfConsumer = Annotated[
     str | None,
     typer.Option("--consumer", help="Only this consumer's messages; all by default.", metavar="NAME"),
 ]
-OfKey = Annotated[str | None, typer.Option("--key", help="Only this key; any by default.", metavar="TEXT")]
 
 
 def list_messages(

@@ -19,6 +19,8 @@ By = Annotated[
     ),
 ]
 Why = Annotated[str | None, typer.Option(help="The reason; stored with the decision.", metavar="TEXT")]
+OfTopic = Annotated[str | None, typer.Option(help="Only this topic; any by default.", metavar="NAME")]
+OfKey = Annotated[str | None, typer.Option("--key", help="Only this key; any by default.", metavar="TEXT")]
 OfError = Annotated[
     str | None, typer.Option(help="Only those whose error contains this text.", metavar="TEXT")
 ]
