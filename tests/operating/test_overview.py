@@ -128,6 +128,7 @@ def test_tables_of_one_feature(database: Database, feature: str) -> None:
     assert inbox.overview(engine).consumers == ()
 
 
+@pytest.mark.quick("postgresql")
 @on("postgresql", "mariadb")
 def test_a_million_keys(engine: Engine) -> None:
     """It reads some ten thousand rows of two million, by indexes, and says what is a lower bound."""

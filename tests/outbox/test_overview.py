@@ -182,7 +182,8 @@ def test_tables_on_disk(engine: Engine) -> None:
         assert found.bytes == sum(each.bytes or 0 for each in found.tables)
 
 
-@on(*("postgresql", "mariadb"))
+@pytest.mark.quick("postgresql")
+@on("postgresql", "mariadb")
 def test_a_million_messages(engine: Engine) -> None:
     """It reads some ten thousand rows of a million, by indexes; each number says how precise it is."""
     fill_outbox(engine, MILLION)
