@@ -56,6 +56,13 @@ def places(
 
 def _is_place(value: object, types: tuple[type, ...]) -> bool:
     """Whether every part has its type, and a database can compare it."""
-    if not isinstance(value, list) or tuple(map(type, value)) != types:
+    return isinstance(value, list) and tuple(map(type, value)) == types and all(map(_is_storable, value))
+
+
+def _is_storable(part: str | int) -> bool:
+    if isinstance(part, int):
+        return abs(part) <= _HIGHEST
+    try:
+        return b"\0" not in part.encode()
+    except UnicodeEncodeError:  # a lone surrogate
         return False
-    return not any("\0" in each if isinstance(each, str) else abs(each) > _HIGHEST for each in value)

@@ -110,22 +110,23 @@ class Recorded(NamedTuple):
     """Seconds after which to deliver the message again; None if it is given up."""
 
 
-_Judged = dict[int, tuple[BaseException, Recorded]]
+_Judged = list[tuple[BaseException, Recorded]]
 _judged: ContextVar[_Judged | None] = ContextVar("inbox_judged", default=None)
-"""By error, what was recorded, while a listener's message is handled. It is not on the error itself: several
-messages may get the same object, as from a future for which they all waited."""
+"""What was recorded, with the error that caused it, one by one, while a listener's message is handled. It is
+not on the error itself: several messages, or claims, may get the same object, as from a future for which they
+all waited."""
 
 
 def begin_judging() -> None:
     """In the context of one message: let its listener know what its inbox records. The message's failures are
     then counted once, whatever code is between the inbox and the listener."""
-    _judged.set({})
+    _judged.set([])
 
 
 def judge(error: BaseException, recorded: Recorded) -> None:
     """Note what was recorded because of this error."""
     if (known := _judged.get()) is not None:
-        known |= {id(each): (each, recorded) for each in groups.leaves(error)}
+        known += [(each, recorded) for each in groups.leaves(error)]
 
 
 def forget_judgements() -> None:
@@ -136,25 +137,30 @@ def forget_judgements() -> None:
 
 def judgement_of(error: BaseException) -> Recorded | None:
     """What was recorded because of this error, or of the error that caused it (for a group: of each of its
-    errors, without refusals); None if nothing was. Of several, the one with which least is lost."""
+    errors, without refusals); None if nothing was. If one of several claims may still succeed, the message is
+    to be delivered again."""
     known = _judged.get()
     if not known:
         return None
-    errors = (each for each in groups.leaves(error) if not isinstance(each, NotTaken))
-    found = [_judgement_of(each, known) for each in errors]
-    recorded = [each for each in found if each is not None]
-    if not recorded or len(recorded) < len(found):
+    leaves = list(groups.leaves(error))
+    refusals = [each for each in leaves if isinstance(each, NotTaken)]
+    failures = [each for each in leaves if not isinstance(each, NotTaken)]
+    if not failures or not all(_is_judged(each, known) for each in failures):
         return None
-    return max(recorded, key=lambda each: (each.verdict is Verdict.NEW, each.retry_after or 0.0))
+    lives = [each.retry_after for _, each in known if each.verdict is Verdict.NEW]
+    lives += [each.retry_after for each in refusals if each.verdict is Verdict.IN_FLIGHT]
+    if lives:
+        return Recorded(Verdict.NEW, max(each or 0.0 for each in lives))
+    return known[-1][1]
 
 
-def _judgement_of(error: BaseException | None, known: _Judged) -> Recorded | None:
+def _is_judged(error: BaseException | None, known: _Judged) -> bool:
     seen: set[int] = set()  # an error may be its own cause
     while error is not None and id(error) not in seen:
-        if id(error) in known:
-            return known[id(error)][1]
+        if any(each is error for each, _ in known):
+            return True
         if isinstance(error, GiveUp):  # raised by the code around the claim
-            return None
+            return False
         seen.add(id(error))
         error = error.__cause__
-    return None
+    return False

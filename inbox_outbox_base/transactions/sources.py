@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from inbox_outbox_base.errors.blame import OWN
@@ -71,15 +71,8 @@ def open_source(source: Any, kinds: Kinds) -> Any:
         if isinstance(source, kinds.engine):
             # An engine with options of its own sends statements when it connects.
             has_options = isinstance(source, Engine) and root(source) is not source
-            return connected(source) if has_options else _idle_connection(source.connect())
+            return connected(source) if has_options else source.connect()
         return source() if isinstance(source, kinds.maker) else _idle(source())
-
-
-def _idle_connection(connection: Any) -> Any:
-    """The connection outside any transaction, if it is synchronous: a listener may have sent a statement."""
-    if isinstance(connection, Connection) and connection.in_transaction():
-        connection.commit()
-    return connection
 
 
 def _returned(source: Any, kinds: Kinds) -> Any:

@@ -222,11 +222,15 @@ class _InLine:
             statement = overview_statements.front(self._tables, len(some))
             for row in self._connection.execute(statement, _places(some, marks) | {"each": each}):
                 self._front.add(row)
+        full: list[int] = []
         for place in gaps(generations(self._connection, self._tables)) if buckets else []:
             given = {"first": place.start, "last": place.stop - 1, "each": each}
-            for row in self._connection.execute(overview_statements.strays(self._tables), given):
+            rows = self._connection.execute(overview_statements.strays(self._tables), given).all()
+            for row in rows:
                 self._front.add(row)
-        full = [bucket for bucket, messages in self._front.in_bucket.items() if messages >= each]
+            if sum(row.messages for row in rows) >= each:
+                full += [row.bucket for row in rows]
+        full += [bucket for bucket, messages in self._front.in_bucket.items() if messages >= each]
         self.is_oldest_known = not any(bucket in self._front.only_held for bucket in full)
         return not full
 

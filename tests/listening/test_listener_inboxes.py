@@ -26,7 +26,7 @@ from inbox import (
     Verdict,
 )
 from inbox._status_mode.stores import Store
-from inbox.errors import GiveUp, InvalidKey, LeaseLost, MessageDead
+from inbox.errors import GiveUp, InvalidKey, LeaseLost, MessageDead, MessageInFlight
 from tests.support import accounts
 from tests.support.database import Database
 from tests.support.listeners import (
@@ -340,6 +340,10 @@ def fail() -> NoReturn:
     raise Fault("no")
 
 
+def fail_with(error: Exception) -> NoReturn:
+    raise error
+
+
 def test_an_error_that_several_messages_get(sqlite: Database) -> None:
     """What an inbox has recorded belongs to the message, not to the error: the same object, as from a future
     for which several handlers have waited, may be raised for others."""
@@ -393,24 +397,48 @@ def test_a_claim_inside_another_handler(postgres: Database) -> None:
     assert decision.reason == "dead: GiveUp: it makes no sense"
 
 
-def test_two_claims_of_one_message(sqlite: Database) -> None:
-    """If one inbox has given the message up and the other one has not, it is delivered again."""
-    store = SqlStore(sqlite.engine())
-    stock, mail = (StatusInbox(f"at most {each}", store=store, max_attempts=each) for each in (2, 1))
+@pytest.mark.parametrize("order", [("stock", "mail"), ("mail", "stock")])
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_two_claims_of_one_message(sqlite: Database, order: tuple[str, str], is_shared: bool) -> None:
+    """If one inbox has given the message up and the other one has not, it is delivered again, whichever ends
+    last, and also if both failed by the same error."""
+    store, known = SqlStore(sqlite.engine()), Fault("the same")
+    attempts = {"stock": 2, "mail": 1}
+    inboxes = {name: StatusInbox(name, store=store, max_attempts=attempts[name]) for name in order}
 
     def handle(message: str) -> Outcome:
-        errors = []
-        for inbox in (stock, mail):
+        errors: list[Exception] = []
+        for inbox in inboxes.values():
             try:
                 with inbox.claim(message):
-                    fail()
+                    fail_with(known if is_shared else Fault("another"))
             except (Fault, MessageDead) as error:
                 errors.append(error)
         raise ExceptionGroup("both", errors)
 
-    listener = stock.listener()
+    listener = inboxes["stock"].listener()
     decided = [listener.decide(["a"], handle)[0].action for _ in range(2)]
     assert decided == [RETRY, DEAD_LETTER]
+
+
+def test_a_claim_beside_one_in_flight(sqlite: Database) -> None:
+    """If the other claim's message is being handled elsewhere, this one is delivered again."""
+    store = SqlStore(sqlite.engine())
+    stock, mail = StatusInbox("stock", store=store), StatusInbox("mail", store=store, max_attempts=1)
+
+    def handle(message: str) -> Outcome:
+        errors: list[Exception] = []
+        for inbox in (stock, mail):
+            try:
+                with inbox.claim(message):
+                    fail_with(Fault("no"))
+            except (Fault, MessageInFlight) as error:
+                errors.append(error)
+        raise ExceptionGroup("both", errors)
+
+    with stock.claim("a"):
+        (decision,) = stock.listener().decide(["a"], handle)
+    assert decision.action is RETRY
 
 
 @pytest.mark.parametrize("causes", [1, 2])

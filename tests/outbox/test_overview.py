@@ -106,6 +106,18 @@ def test_messages_in_buckets_that_do_not_exist(engine: Engine) -> None:
     assert found.oldest_age is not None
 
 
+@on("sqlite")
+def test_very_many_messages_in_buckets_that_do_not_exist(engine: Engine) -> None:
+    """Their count is a lower bound, also if they are in several buckets."""
+    publish(engine, *("a" * length for length in range(1, 121)))
+    c = TABLES.message.c
+    with engine.begin() as connection:
+        connection.execute(update(TABLES.message).values(bucket=1_000 + c.sequence % 3))
+    found = outbox.overview(engine)
+    assert found.pending == Count(100, "at least")
+    assert found.stray == Count(120)
+
+
 def test_a_message_without_an_answer_is_sent_again(engine: Engine) -> None:
     """It is known when, as for one that was not taken."""
     publish(engine, "a1", topic="mail")
