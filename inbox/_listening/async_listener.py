@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from inbox_outbox_base.calls.async_calls import run
 from inbox_outbox_base.calls.signals import FAILURES, as_failure
+from inbox_outbox_base.errors.blame import forget_judgements
 
 from .lanes import JobBatch, MessageJob
 from .listener_base import STOPPING, ListenerBase, caught, checked
@@ -124,4 +125,6 @@ class AsyncListener(ListenerBase):
             outcome = await given if inspect.isawaitable(given) else None
         except FAILURES as error:
             return caught(as_failure(error))
+        finally:
+            forget_judgements()
         return checked(outcome)

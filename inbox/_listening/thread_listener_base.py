@@ -5,6 +5,7 @@ from functools import partial
 
 from inbox_outbox_base.calls.signals import FAILURES, as_failure
 from inbox_outbox_base.checks.options import done
+from inbox_outbox_base.errors.blame import forget_judgements
 
 from . import thread_pool
 from .lanes import JobBatch, MessageJob
@@ -82,4 +83,6 @@ class InThreads(ListenerBase):
             outcome = job.batch.handler(job.message)
         except FAILURES as error:
             return caught(as_failure(error))
+        finally:
+            forget_judgements()  # with them go the errors, and what their frames refer to
         return checked(outcome)

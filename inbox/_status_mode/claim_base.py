@@ -155,7 +155,6 @@ class ClaimBase:
         elif not hold.is_here:
             # The block has raised in a fork: only the process that has the claim records the end.
             return
-        hold.close()
         if error is None and hold.steps.is_undoing:  # once an undo has run, the handler can no longer succeed
             error, self.result = GivingUp(), None
         try:

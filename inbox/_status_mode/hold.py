@@ -88,9 +88,9 @@ class Hold(MessageLease):
         self.emit(EventKind.CLAIMED if store else EventKind.UNPROTECTED)
 
     def close(self) -> str | None:
-        """Let no other step begin, as the block has ended; return the one that is still running."""
+        """Let no other step begin, as the block has ended, or return the one that is still running."""
         with self._turn:
-            self._is_closing = True
+            self._is_closing = self.step_under_way is None
             return self.step_under_way
 
     @contextmanager

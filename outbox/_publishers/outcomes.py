@@ -1,6 +1,7 @@
 """What publishers answer, as outcomes that consist of text and numbers."""
 
 import logging
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -14,6 +15,8 @@ LONGEST_ERROR = 4_000
 
 _log = logging.getLogger("outbox.relay")
 _LONGEST_SHOWN = 80
+_CUT_ADDRESS = re.compile(r"://\S*$")
+"""An address at the end of a text that was cut: a password that was cut, too, would not be found."""
 
 
 def as_outcome(answer: Any) -> Outcome:
@@ -61,8 +64,9 @@ def _text(reason: Any) -> str:
             text = str(reason)
         except Exception:  # noqa: BLE001 - without text, its type has to do
             text = f"<{type(reason).__name__}>"
-    # Cut first: to look for passwords takes long in a long text.
-    clean = strike_out(text[: 2 * LONGEST_ERROR]).encode(errors="backslashreplace").decode()
+    if len(text) > 2 * LONGEST_ERROR:  # to look for passwords takes long in a long text
+        text = _CUT_ADDRESS.sub("", text[: 2 * LONGEST_ERROR])
+    clean = strike_out(text).encode(errors="backslashreplace").decode()
     return clean.replace("\0", "\\x00")[:LONGEST_ERROR]
 
 

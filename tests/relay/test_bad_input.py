@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from inbox import Backoff, Event, EventKind
 from inbox_outbox_base.monitoring.events import Hook
 from outbox import AsyncRelay, Envelope, Outcome, Refused, Relay, Router, Unavailable, Unknown
+from outbox._publishers.outcomes import as_outcome
 from outbox.errors import InvalidOption, TablesMissing, UnsafeBroker, WrongBucketCount
 from outbox.schema import BUCKETS
 from tests.support.cases import case
@@ -473,3 +474,13 @@ def test_an_option_that_does_not_exist(kind: Any) -> None:
     assert not [each for each in known.values() if each.kind is each.VAR_KEYWORD]
     with pytest.raises(TypeError, match="bacth"):
         kind(ANYWHERE, Recorder(), bacth=10)
+
+
+@pytest.mark.parametrize("offset", range(3_900, 8_100, 420))
+def test_a_long_reason_hides_its_password(offset: int) -> None:
+    """Wherever the text is cut, no part of a password stays."""
+    word = "secret" * 900
+    reason = f"{'x ' * (offset // 2)}amqp://app:{word}@broker/ refused"
+    outcome = as_outcome(Unavailable(reason))
+    assert isinstance(outcome, Unavailable)
+    assert "secret" not in outcome.reason

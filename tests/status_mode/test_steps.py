@@ -435,3 +435,20 @@ def test_a_step_that_outlasts_the_block(store: Store) -> None:
     assert len(errors) == 1
     assert (stored(store).status, stored(store).steps) == (Status.FAILED, None)
     assert deliver(inbox, lambda claim: claim.step("slow", lambda: 1)).result == 1
+
+
+@both_stores
+def test_an_undo_with_steps_of_its_own(store: Store) -> None:
+    """An undo may call steps: they run, and are recorded."""
+    inbox, calls = status_inbox(store, max_attempts=1), Calls()
+
+    def body(claim: Claim) -> None:
+        def undo(_: object) -> None:
+            claim.step("refund", called(calls, "refund"))
+
+        claim.step("pay", called(calls, "pay"), undo=undo)
+        fail()
+
+    assert deliver(inbox, body).verdict is Verdict.DEAD
+    assert calls == ["pay", "refund"]
+    assert stored(store).status is Status.DEAD
