@@ -163,7 +163,9 @@ def _delayed(metadata: MetaData) -> Table:
         _own_id(),
         Column("sequence", number(), autoincrement=True, nullable=False),
         _IdFirst("sequence", name="outbox_delayed_pkey"),
-        **options(),
+        **options(
+            numbered=True
+        ),  # by a reused number, a decision would delete a message that nobody has seen
     )
     # If the primary key begins with the id, this index is empty.
     Index("outbox_delayed_id", delayed.c.id, **where(literal_column("false")))

@@ -103,7 +103,7 @@ def upgrade() -> None:
         _own_id(),
         _number("sequence"),
         sa.PrimaryKeyConstraint(*by_id, name="outbox_delayed_pkey"),
-        **given,
+        **numbered,
     )
     op.create_index("outbox_delayed_id", "outbox_delayed", ["id"], schema=schema, **where(sa.text("false")))
     op.create_index("outbox_delayed_available_at", "outbox_delayed", ["available_at"], schema=schema)

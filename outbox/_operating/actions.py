@@ -232,8 +232,10 @@ def drop(
         if dry_run:
             return state
         if is_aside:
-            table = all_tables.dead if state is MessageState.DEAD else all_tables.delayed
-            if connection.execute(statements.drop_aside(table), {"id_": message_id}).rowcount != 1:
+            is_dead = state is MessageState.DEAD
+            gone = statements.drop_letter(all_tables) if is_dead else statements.drop_delayed(all_tables)
+            place = {"id_": message_id} if is_dead else {"id_": message_id, "sequence_": found.sequence}
+            if connection.execute(gone, place).rowcount != 1:
                 raise changed(message_id)
         else:
             change(connection, statements.drop(all_tables), found)

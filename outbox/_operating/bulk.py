@@ -277,8 +277,10 @@ def _drop(
         connection.execute(statements.forget_dead(tables), {"these": [each.id for each in messages]})
     elif state is MessageState.DELAYED:
         # They are not locked, and the id of one that a relay has just moved must stay taken.
-        gone = statements.drop_aside(tables.delayed)
-        messages = [each for each in messages if connection.execute(gone, {"id_": each.id}).rowcount == 1]
+        gone = statements.drop_delayed(tables)
+        places = ({"id_": each.id, "sequence_": each.number} for each in messages)
+        dropped = [connection.execute(gone, place).rowcount == 1 for place in places]
+        messages = [each for each, is_dropped in zip(messages, dropped, strict=True) if is_dropped]
     else:
         for part in seeing.in_buckets(messages):
             connection.execute(statements.drop_messages(tables), part)

@@ -153,6 +153,8 @@ def _seen(table: Table) -> Select[Any]:
     found = select(c.topic, c.key, error, *columns(table))
     if table.name == "outbox_message":
         found = found.add_columns(c.sequence, statements.state_of(table).label("state"))
+    if table.name == "outbox_delayed":
+        found = found.add_columns(c.sequence.label("number"))
     return found
 
 

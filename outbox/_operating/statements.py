@@ -88,7 +88,8 @@ def _asides(tables: OutboxTables) -> tuple[tuple[Table, str], ...]:
 
 def _aside(table: Table, state: str) -> Select[Any]:
     c = table.c
-    found = select(c.id, c.topic, c.key, literal(state, String).label("state"), c.bucket, literal(0))
+    number = (c.sequence if "sequence" in c else literal(0)).label("sequence")
+    found = select(c.id, c.topic, c.key, literal(state, String).label("state"), c.bucket, number)
     return found.where(c.id == bindparam("id_"))
 
 
@@ -188,9 +189,16 @@ def drop(tables: OutboxTables) -> Delete:
 
 
 @cache
-def drop_aside(table: Table) -> Delete:
-    """Delete a dead or delayed message."""
-    return delete(table).where(table.c.id == bindparam("id_"))
+def drop_letter(tables: OutboxTables) -> Delete:
+    """Delete a dead letter."""
+    return delete(tables.dead).where(tables.dead.c.id == bindparam("id_"))
+
+
+@cache
+def drop_delayed(tables: OutboxTables) -> Delete:
+    """Delete a delayed message, and none that was published later with its id."""
+    c = tables.delayed.c
+    return delete(tables.delayed).where(c.id == bindparam("id_"), c.sequence == bindparam("sequence_"))
 
 
 @cache

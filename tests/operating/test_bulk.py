@@ -11,15 +11,15 @@ from itertools import product
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, select, update
+from sqlalchemy import Connection, Engine, event, select, update
 
 import outbox
 from inbox_outbox_base.words.deciding import packed, unpacked
-from outbox import BulkResult, Envelope, Outcome, Refused, Unavailable, Unknown
+from outbox import BulkResult, Envelope, Outbox, Outcome, Refused, Unavailable, Unknown
 from outbox.errors import InvalidOption, WrongState
 from tests.support.bulk_worker import COMMITS, MESSAGES, TOGETHER, retry_letters
 from tests.support.database import Database
-from tests.support.on_servers import on, spread
+from tests.support.on_servers import WITH_WRITERS, on, spread
 from tests.support.outbox_publishers import (
     ACCEPTED,
     TABLES,
@@ -369,3 +369,34 @@ def test_the_result_is_a_number() -> None:
     assert (result == 3, f"{result:,}", repr(result)) == (True, "3", "BulkResult(done=3, changed=1)")
     copied = pickle.loads(pickle.dumps(result))  # noqa: S301 - our own
     assert (copied.done, copied.changed) == (3, 1)
+
+
+@pytest.mark.parametrize("is_bulk", [True, False])
+@on(*WITH_WRITERS)
+def test_a_delayed_message_whose_id_is_used_again(migrated: Database, is_bulk: bool) -> None:
+    """A decision about a delayed message deletes none that was published later with its id."""
+    engine, other = migrated.engine(), migrated.engine()
+
+    def publish_it() -> None:
+        with other.begin() as connection:
+            Outbox().publish(connection, "orders", "a", delay=3_600, id="order-1")
+
+    def replace() -> None:
+        outbox.drop(other, "order-1")
+        publish_it()
+
+    publish_it()
+    acts = [replace]
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def before(connection: Connection, cursor: Any, statement: str, *_: Any) -> None:
+        if acts and statement.startswith("DELETE FROM outbox_delayed"):
+            acts.pop()()
+
+    if is_bulk:
+        result = outbox.drop_all(engine, "delayed", seen=outbox.peek(engine, state="delayed").seen)
+        assert (result.done, result.changed) == (0, 1)
+    else:
+        with pytest.raises(WrongState, match="it has just been changed"):
+            outbox.drop(engine, "order-1")
+    assert [each.id for each in outbox.peek(engine, state="delayed")] == ["order-1"]
