@@ -133,7 +133,8 @@ def _overview(connection: Connection, tables: OutboxTables) -> OutboxOverview:
     alive = {row.epoch for row in relays if row.lease_until >= row.now}
     known = generations(connection, tables) if owners else []
     paused = tuple(sorted(connection.execute(relaying_statements.paused(tables)).scalars()))
-    line = _InLine(connection, tables, [row.bucket for row in owners])
+    outside = gaps(known)
+    line = _InLine(connection, tables, [row.bucket for row in owners], outside)
     stopped = _DeadLetters(connection, tables)
     names = sorted({*line.topics, *stopped.topics}, key=lambda name: _urgency(name, line, stopped))
     shown = names[:_TOPICS]
@@ -157,7 +158,7 @@ def _overview(connection: Connection, tables: OutboxTables) -> OutboxOverview:
         unowned=sum(row.epoch not in alive for row in owners),
         generations=tuple(generation_status(connection, tables, known, _COUNTED)),
         paused=paused,
-        stray=Count.up_to(count_in(connection, tables.message, gaps(known), _COUNTED), _COUNTED),
+        stray=Count.up_to(count_in(connection, tables.message, outside, _COUNTED), _COUNTED),
     )
 
 
@@ -202,10 +203,12 @@ def _keep_least(times: dict[str, datetime], topic: str, time: datetime | None) -
 class _InLine:
     """The messages that wait for a relay: the oldest of each bucket, and those that were not taken."""
 
-    def __init__(self, connection: Connection, tables: OutboxTables, buckets: Sequence[int]) -> None:
+    def __init__(
+        self, connection: Connection, tables: OutboxTables, buckets: Sequence[int], outside: Sequence[range]
+    ) -> None:
         self._connection, self._tables = connection, tables
         self._front = self._failed = _Seen()
-        self._is_all = self._read_front(buckets)
+        self._is_all = self._read_front(buckets, outside if buckets else [])
         """Whether all messages were read."""
         self._is_all_failed = self._is_all
         if storing(connection.dialect.name).numbers_any_column:  # there is an index of those not taken
@@ -214,7 +217,7 @@ class _InLine:
                 self._failed.add(row)
             self._is_all_failed = self._failed.messages.total() < _FAILED
 
-    def _read_front(self, buckets: Sequence[int]) -> bool:
+    def _read_front(self, buckets: Sequence[int], outside: Sequence[range]) -> bool:
         marks = relaying(self._connection.dialect.name, self._tables).marks(self._connection)
         each = max(1, _FRONT // max(1, len(buckets)))
         for start in range(0, len(buckets), _TOGETHER):
@@ -223,7 +226,7 @@ class _InLine:
             for row in self._connection.execute(statement, _places(some, marks) | {"each": each}):
                 self._front.add(row)
         full: list[int] = []
-        for place in gaps(generations(self._connection, self._tables)) if buckets else []:
+        for place in outside:
             given = {"first": place.start, "last": place.stop - 1, "each": each}
             rows = self._connection.execute(overview_statements.strays(self._tables), given).all()
             for row in rows:
