@@ -110,7 +110,7 @@ def write(store: Store, plans: Sequence[tuple[Record, Plan]], note: Recording) -
         note.note(connection, sum(written))
         return written
 
-    return store.transact(together)
+    return store.transact(note.once(together))
 
 
 def changed(record: Record) -> WrongStatus:

@@ -68,11 +68,16 @@ def set_policy(
     note = Recording(all_tables.decision, "inbox.set_policy", who, reason, what)
     engine = at_level(engine, database.own_isolation)
 
+    def decide(connection: Connection) -> Policy:
+        policy = _replace(connection, all_tables, consumer, mode, asked)
+        note.note(connection, 1)
+        return policy
+
+    decide_once = note.once(decide)
+
     def replace() -> Policy:
         with connected(engine) as connection, connection.begin():
-            policy = _replace(connection, all_tables, consumer, mode, asked)
-            note.note(connection, 1)
-            return policy
+            return decide_once(connection)
 
     def may_retry(error: Exception, _: int) -> bool:
         return isinstance(error, _Changed) or (isinstance(error, DBAPIError) and codes.is_transient(error))

@@ -2,11 +2,11 @@
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from sqlalchemy import (
@@ -22,8 +22,7 @@ from sqlalchemy import (
     insert,
     select,
 )
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.sql.base import Executable
+from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from inbox_outbox_base.checks.missing import is_there
 from inbox_outbox_base.errors import codes
@@ -31,10 +30,15 @@ from inbox_outbox_base.errors.secrets import reason
 from inbox_outbox_base.tables.columns import from_now
 from inbox_outbox_base.words.deciding import OperatorDecision
 
+T = TypeVar("T")
+
 _log = logging.getLogger("inbox.decisions")
 
 KEPT = timedelta(days=365)
-"""How long decisions are kept. The next decision deletes older ones: an application may have no purge."""
+"""How long decisions are kept. Later ones delete them: an application may have no purge."""
+
+_FORGOTTEN = 100
+"""The most decisions that one deletes."""
 
 
 @dataclass(slots=True)
@@ -54,44 +58,82 @@ class Recording:
     by: str
     why: str | None
     filter: Mapping[str, Any]
+    _id: str = field(default="", init=False)
+    _is_noted: bool = field(default=False, init=False)
     _is_possible: bool = field(default=True, init=False)
-    _deletes: bool = field(default=True, init=False)
+    _forgets: bool = field(default=True, init=False)
+
+    def once(self, work: Callable[[Connection], T]) -> Callable[[Connection], T]:
+        """`work` for a transaction of this call that may be tried again. If an earlier try has committed, and
+        only the answer to its COMMIT was lost, a later one returns what that one has returned. The row of the
+        decision tells; without it, `work` meets its own changes."""
+        self._id, self._is_noted = uuid4().hex, False
+        answers: list[T] = []
+
+        def try_it(connection: Connection) -> T:
+            if not (self._is_noted and self._has_committed(connection)):
+                answers.append(work(connection))
+            return answers[-1]
+
+        return try_it
 
     def note(self, connection: Connection, count: int) -> None:
         """Store that this transaction has changed so many messages. Without the table or the right to it the
-        decision goes on, and the call logs one WARNING."""
+        decision goes on, and the call logs one WARNING. Call it once in a `work` of `once`, behind everything
+        that locks rows: it may wait for another operator's COMMIT."""
         if not count or not self._is_possible:
             return
+        if error := self._refused(connection, lambda: self._insert(connection, count)):
+            self._is_possible = False
+            _log.warning("%s by %s is not recorded: %s", self.action, self.by, reason(error))
+            return
+        self._is_noted = True
+        if self._forgets and (error := self._refused(connection, lambda: self._forget(connection))):
+            self._forgets = False
+            _log.warning("decisions older than a year are not deleted: %s", reason(error))
+
+    def _insert(self, connection: Connection, count: int) -> None:
         given = {name: value for name, value in self.filter.items() if value is not None}
         row = {
-            "id": uuid4().hex,
+            "id": self._id,
             "by": self.by,
             "action": self.action,
             "filter": json.dumps(given, ensure_ascii=False),
             "count": count,
             "why": self.why,
         }
-        if error := self._refused(connection, insert_decision(self.table), row):
-            self._is_possible = False
-            _log.warning("%s by %s is not recorded: %s", self.action, self.by, reason(error))
-        elif self._deletes:
-            age = {"age": -KEPT.total_seconds()}
-            if error := self._refused(connection, delete_old(self.table), age):
-                self._deletes = False
-                _log.warning("decisions older than a year are not deleted: %s", reason(error))
+        connection.execute(insert_decision(self.table), row)
 
-    def _refused(
-        self, connection: Connection, statement: Executable, given: Mapping[str, Any]
-    ) -> DBAPIError | None:
-        """Execute a statement; return the error if the table or the right is missing."""
+    def _forget(self, connection: Connection) -> None:
+        given = {"age": -KEPT.total_seconds(), "limit": _FORGOTTEN}
+        # One by one: with a condition, MariaDB and MySQL may scan the rows that other operators have just
+        # added, and lock each other out. In one order, for the same reason.
+        if old := sorted(connection.execute(old_decisions(self.table), given).scalars()):
+            connection.execute(forget_decision(self.table), [{"id_": each} for each in old])
+
+    def _has_committed(self, connection: Connection) -> bool:
+        """Whether an earlier try has. Another INSERT tells, because it waits for a COMMIT that still runs."""
+        savepoint = connection.begin_nested()
         try:
-            with connection.begin_nested():  # otherwise an error would end the decision's transaction
-                connection.execute(statement, given)
+            self._insert(connection, 1)
+        except IntegrityError:
+            savepoint.rollback()
+            return True
+        savepoint.rollback()
+        return False
+
+    def _refused(self, connection: Connection, write: Callable[[], None]) -> DBAPIError | None:
+        """Call `write`; return the error if the table or the right is missing."""
+        savepoint = connection.begin_nested()  # otherwise that would end the decision's transaction
+        try:
+            write()
         except DBAPIError as error:
             is_missing = codes.is_table_missing(error, lambda: is_there(connection, self.table))
             if not (is_missing or codes.is_denied(error)):
-                raise
+                raise  # a deadlock has undone the transaction, and with it the savepoint
+            savepoint.rollback()
             return error
+        savepoint.commit()
         return None
 
 
@@ -108,11 +150,17 @@ def insert_decision(table: Table) -> Insert:
 
 
 @cache
-def delete_old(table: Table) -> Delete:
-    """Delete decisions that are older than this many seconds."""
+def old_decisions(table: Table) -> Select[Any]:
+    """The ids of some decisions that are older than this many seconds."""
     # As a subquery: it is read once, so that the index can be used.
     since = select(from_now(bindparam("age", type_=Float))).scalar_subquery()
-    return delete(table).where(table.c["at"] < since)
+    return select(table.c.id).where(table.c["at"] < since).limit(bindparam("limit", type_=Integer))
+
+
+@cache
+def forget_decision(table: Table) -> Delete:
+    """Delete one decision."""
+    return delete(table).where(table.c.id == bindparam("id_"))
 
 
 @cache

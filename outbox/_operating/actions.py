@@ -57,12 +57,11 @@ def pause(
     given = {"topic_": _one_or_all(topic)}
     note = recording("pause", by, why, schema, topic=topic)
     said = given | {"paused_by": note.by, "why": note.why}
+    pausing = note.once(
+        lambda each: _change_pauses(each, all_tables, statements.pause(all_tables), said, note)
+    )
     try:
-        return transact(
-            engine,
-            all_tables,
-            lambda each: _change_pauses(each, all_tables, statements.pause(all_tables), said, note),
-        )
+        return transact(engine, all_tables, pausing)
     except IntegrityError:
         if not transact(engine, all_tables, lambda each: _is_paused(each, all_tables, given)):
             raise
@@ -95,11 +94,10 @@ def resume(
     all_tables = tables(schema)
     given = {"topic_": _one_or_all(topic)}
     note = recording("resume", by, why, schema, topic=topic)
-    return transact(
-        engine,
-        all_tables,
-        lambda each: _change_pauses(each, all_tables, statements.resume(all_tables), given, note),
+    resuming = note.once(
+        lambda each: _change_pauses(each, all_tables, statements.resume(all_tables), given, note)
     )
+    return transact(engine, all_tables, resuming)
 
 
 def _one_or_all(topic: str) -> str:
@@ -180,7 +178,7 @@ def retry(
         _note(connection, note, found, state)
         return state
 
-    return transact(engine, all_tables, again)
+    return transact(engine, all_tables, note.once(again))
 
 
 def drop(
@@ -243,7 +241,7 @@ def drop(
         _note(connection, note, found, state)
         return state
 
-    return transact(engine, all_tables, delete)
+    return transact(engine, all_tables, note.once(delete))
 
 
 def _note(connection: Connection, note: Recording, message: Row[Any], state: MessageState) -> None:

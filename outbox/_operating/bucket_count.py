@@ -60,7 +60,8 @@ def set_bucket_count(
         raise _changed(count) from error
     if added is not None:
         # A separate transaction: it announces the new buckets to all relays; one that joins later reads them.
-        transact(engine, all_tables, lambda connection: _open(connection, all_tables, added, note))
+        opening = note.once(lambda connection: _open(connection, all_tables, added, note))
+        transact(engine, all_tables, opening)
     forget_newest()
 
 

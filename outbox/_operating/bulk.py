@@ -175,7 +175,7 @@ def purge_dead(
         return len(mine)
 
     deleted = 0
-    while (page := transact(engine, all_tables, delete)) is not None:  # 0: others took them first
+    while (page := transact(engine, all_tables, note.once(delete))) is not None:  # 0: others took them first
         deleted += page
     return deleted
 
@@ -214,7 +214,7 @@ class _BulkRun:
         done = changed = 0
         for start in range(0, len(named), _WRITTEN):
             part = named[start : start + _WRITTEN]
-            taken, left = self._transact(partial(self._take, seen=part))
+            taken, left = self._transact(self._note.once(partial(self._take, seen=part)))
             done, changed = done + taken, changed + left
         return BulkResult(done, changed)
 
