@@ -39,7 +39,8 @@ def unpack(text: str) -> list[SeenRecord]:
     Raises:
         InvalidOption: it did not come with such a listing.
     """
-    return [SeenRecord(*each) for each in deciding.places(text, _KIND, (str, str, int, str))]
+    parts = (str, str, deciding.BIG_INTEGER, str)
+    return [SeenRecord(*each) for each in deciding.places(text, _KIND, parts)]
 
 
 def is_as_seen(record: Record | None, seen: SeenRecord) -> bool:

@@ -2,6 +2,7 @@
 
 import os
 import socket
+from typing import Any
 
 from inbox_outbox_base.errors.inbox import InvalidOption
 from inbox_outbox_base.tables.operations import LONGEST_OPERATOR
@@ -9,7 +10,9 @@ from inbox_outbox_base.words.deciding import Place, unpacked
 
 from .options import shown, utf8
 
-_HIGHEST = 2**63 - 1
+INTEGER = range(-(2**31), 2**31)
+BIG_INTEGER = range(-(2**63), 2**63)
+"""What columns of these types can hold."""
 LONGEST_REASON = 1_000
 """The most characters in a reason, or in a text to look for in errors."""
 
@@ -38,31 +41,47 @@ def reason(option: str, value: str | None, error: type[InvalidOption] = InvalidO
 
 
 def places(
-    seen: str, kind: str, types: tuple[type, ...], error: type[InvalidOption] = InvalidOption
+    seen: str, kind: str, parts: tuple[range | type[str], ...], error: type[InvalidOption] = InvalidOption
 ) -> list[Place]:
-    """The places in `seen`, which came with a listing of this kind; each has values of these types."""
+    """The places in `seen`, which came with a listing of this kind; each has text, or a number in a range,
+    for each of the parts."""
     if not isinstance(seen, str):
         raise error(f"seen={shown(seen)}: expected the `seen` of a listing")
     try:
-        found, named = unpacked(seen)
+        found, named = _read(seen, kind, parts)
     except ValueError:
         raise error(f"seen={shown(seen)}: it is not the `seen` of a listing") from None
     if found != kind:
-        raise error(f"seen: it came with a listing of {found}; expected one of {kind}")
-    if not all(_is_place(each, types) for each in named):
-        raise error(f"seen={shown(seen)}: it is not the `seen` of a listing")
-    return [*dict.fromkeys(map(tuple, named))]  # each once, whoever has made the text
+        raise error(f"seen: it came with a listing of {found:.80}; expected one of {kind}")
+    return named
 
 
-def _is_place(value: object, types: tuple[type, ...]) -> bool:
-    """Whether every part has its type, and a database can compare it."""
-    return isinstance(value, list) and tuple(map(type, value)) == types and all(map(_is_storable, value))
+def _read(seen: str, kind: str, parts: tuple[range | type[str], ...]) -> tuple[str, list[Place]]:
+    """The kind of a listing; and if it is the expected one, its places, each once, whoever has made the
+    text.
+
+    Raises:
+        ValueError: it is not the `seen` of a listing.
+    """
+    lines, named = unpacked(seen), dict[Place, None]()
+    found = next(lines)
+    if found == kind:
+        for place in lines:
+            if not _is_place(place, parts):
+                raise ValueError(place)
+            named[tuple(place)] = None
+    return found, [*named]
 
 
-def _is_storable(part: str | int) -> bool:
-    if isinstance(part, int):
-        return abs(part) <= _HIGHEST
+def _is_place(value: Any, parts: tuple[range | type[str], ...]) -> bool:
+    return isinstance(value, list) and len(value) == len(parts) and all(map(_fits, value, parts))
+
+
+def _fits(value: Any, part: range | type[str]) -> bool:
+    """Whether a database can compare it."""
+    if isinstance(part, range):
+        return type(value) is int and value in part
     try:
-        return b"\0" not in part.encode()
+        return type(value) is str and b"\0" not in value.encode()
     except UnicodeEncodeError:  # a lone surrogate
         return False

@@ -1,11 +1,13 @@
 """What operators' functions return: listings, the results of bulk decisions, and stored decisions."""
 
+import gzip
 import json
 import zlib
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from io import BytesIO
 from typing import Any, Self, TypeVar
 
 T = TypeVar("T")
@@ -13,8 +15,8 @@ T = TypeVar("T")
 MOST_SEEN = 10_000
 """The most messages that `seen` names."""
 
-_LARGEST = 64_000_000
-"""The most bytes of a `seen` when it is unpacked."""
+_LONGEST = 4_096
+"""The most bytes of one of them: enough for the longest name and key, each character of which is escaped."""
 
 Place = Sequence[Any]
 """What finds a message again, and tells whether it has changed."""
@@ -85,24 +87,24 @@ class OperatorDecision:
 
 def packed(kind: str, places: Sequence[Place]) -> str:
     """Opaque text for the first of these places; `kind` says of what they are."""
-    content = json.dumps([kind, places[:MOST_SEEN]], ensure_ascii=False, separators=(",", ":"))
-    return urlsafe_b64encode(zlib.compress(content.encode(errors="surrogateescape"))).decode()
+    lines = (json.dumps(each, ensure_ascii=False, separators=(",", ":")) for each in places[:MOST_SEEN])
+    content = "\n".join((kind, *lines)).encode(errors="surrogateescape")
+    return urlsafe_b64encode(gzip.compress(content, mtime=0)).decode()
 
 
-def unpacked(text: str) -> tuple[str, list[Place]]:
-    """The kind and the places.
+def unpacked(text: str) -> Iterator[Any]:
+    """The kind, and then the places, one after the other: text that somebody else has made may be about to
+    become thousands of times as large.
 
     Raises:
         ValueError: this did not come from `packed`.
     """
-    unpacker = zlib.decompressobj()
     try:
-        content = unpacker.decompress(urlsafe_b64decode(text), _LARGEST)
-        if not unpacker.eof:
-            raise ValueError("too large, or cut off")
-        kind, places = json.loads(content.decode(errors="surrogateescape"))
-    except (zlib.error, TypeError, RecursionError) as error:
+        with gzip.open(BytesIO(urlsafe_b64decode(text))) as file:
+            yield file.readline(_LONGEST).decode().removesuffix("\n")
+            for number, line in enumerate(iter(lambda: file.readline(_LONGEST), b"")):
+                if number == MOST_SEEN:
+                    raise ValueError("too many")
+                yield json.loads(line)
+    except (OSError, EOFError, zlib.error, RecursionError) as error:
         raise ValueError(str(error)) from None
-    if not isinstance(kind, str) or not isinstance(places, list):
-        raise ValueError("unknown content")  # noqa: TRY004 - one error for all of them
-    return kind, places

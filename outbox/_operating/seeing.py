@@ -113,7 +113,8 @@ def unpack(text: str, state: MessageState) -> list[SeenMessage]:
     Raises:
         InvalidOption: it did not come with a listing in which messages in this state can be.
     """
-    found = deciding.places(text, _kind(state), (int, int, str, str), InvalidOption)
+    parts = (deciding.INTEGER, deciding.BIG_INTEGER, str, str)
+    found = deciding.places(text, _kind(state), parts, InvalidOption)
     return [SeenMessage(*each) for each in found]
 
 

@@ -1,8 +1,11 @@
 """Operators' decisions about many messages of the outbox, on every database."""
 
+import gzip
+import json
 import pickle
 import signal
 import threading
+from base64 import urlsafe_b64encode
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -236,7 +239,7 @@ def test_the_order_of_keys(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_seen_that_names_a_message_twice(engine: Engine, state: str) -> None:
     """Text that somebody else has made counts and takes each message once."""
     put(engine, state, "a1", "b1")
-    kind, places = unpacked(outbox.peek(engine, state=state).seen)
+    kind, *places = unpacked(outbox.peek(engine, state=state).seen)
     assert outbox.retry_all(engine, state, seen=packed(kind, [*places, *places])) == 2
 
 
@@ -327,18 +330,25 @@ def test_a_call_that_is_killed(migrated: Database, point: str) -> None:
     assert (count(engine, TABLES.message), count(engine, TABLES.dead)) == (done, MESSAGES - done)
 
 
+def made_by_hand(*lines: str) -> str:
+    """A `seen` that no listing has made."""
+    return urlsafe_b64encode(gzip.compress("\n".join(lines).encode())).decode()
+
+
 @on("sqlite")
 def test_wrong_options(engine: Engine) -> None:
     """An invalid option is refused; the error names it, and nothing is changed."""
     put(engine, "dead", "a1")
     put(engine, "held", "b1")
     letters, held = (outbox.peek(engine, state=each).seen for each in ("dead", "held"))
-    kind, _ = unpacked(held)
-    forged: list[Any] = [[0, 2**63, "a", "v"], [0, 1, "a\0", "v"], [0, 1, "\udc80", "v"]]
-    forged += [[0, True, "a", "v"], [0, 1, "a"], {}, 7]
-    for place in forged:
+    kind, *_ = unpacked(held)
+    forged: list[Any] = [[0, 2**63, "a", "v"], [2**31, 1, "a", "v"], [0, 1, "a\0", "v"]]
+    forged += [[0, 1, "\ud800", "v"], [0, True, "a", "v"], [0, 1, "a"], {}, 7, 100_000 * [[]]]
+    texts = [made_by_hand(kind, json.dumps(each)) for each in forged]
+    texts.append(made_by_hand(kind, *10_001 * [json.dumps([0, 1, "a", "v"])]))
+    for text in texts:
         with pytest.raises(InvalidOption, match="it is not the `seen` of a listing"):
-            outbox.retry_all(engine, "held", seen=packed(kind, [place]))
+            outbox.retry_all(engine, "held", seen=text)
     for decide, said in (
         (
             lambda: outbox.retry_all(engine, "dead", seen=held),
