@@ -30,6 +30,8 @@ T = TypeVar("T")
 _WRITTEN = 1_000
 """Messages that one transaction changes."""
 _PURGED = 500
+_SENT = (MessageState.UNKNOWN, MessageState.HELD)
+"""What is in these states stays in them when a relay is lost that was sending it."""
 _RETRIED = (MessageState.DEAD, MessageState.HELD, MessageState.WAITING, MessageState.UNKNOWN)
 
 
@@ -95,8 +97,9 @@ def drop_all(
     """`drop` all messages that are in a state now, a thousand in a transaction. It keeps the ids of all of
     them in memory.
 
-    A message that a relay is sending is left, and counts as changed. One that a relay has just read may still
-    be sent: to be sure, pause its topic a second before.
+    A message that a relay is sending is left, and counts as changed; so does one that a lost relay was
+    sending, until another relay has noticed and its state is unknown. One that a relay has just read may
+    still be sent: to be sure, pause its topic a second before.
 
     Args:
         engine: the Engine of the outbox's database.
@@ -242,17 +245,18 @@ class _BulkRun:
         taken: Sequence[Row[Any]] = chosen
         if may_be_sent:
             sent = senders(connection, self._tables)
-            taken = [each for each in chosen if not _is_sent(each, sent)]
+            taken = [each for each in chosen if self._can_be_dropped(each, sent)]
         if taken and not self._dry_run:
             write = _drop if self._is_drop else _retry
             taken = write(connection, self._tables, self._state, taken)
             self._note.note(connection, len(taken))
         return len(taken), len(seen) - len(found) + len(chosen) - len(taken)
 
-
-def _is_sent(message: Row[Any], sent: Mapping[Place, Row[Any]]) -> bool:
-    relay = sent.get((message.bucket, message.sequence))
-    return relay is not None and is_alive(relay)
+    def _can_be_dropped(self, message: Row[Any], sent: Mapping[Place, Row[Any]]) -> bool:
+        """Whether no relay is sending this message. What a lost relay was sending may have been taken, but in
+        some states its row does not say so until another relay has noticed."""
+        relay = sent.get((message.bucket, message.sequence))
+        return relay is None or (self._state in _SENT and not is_alive(relay))
 
 
 def _retry(
@@ -276,7 +280,7 @@ def _drop(
     if state is MessageState.DEAD:
         connection.execute(statements.forget_dead(tables), {"these": [each.id for each in messages]})
     elif state is MessageState.DELAYED:
-        # They are not locked, and the id of one that a relay has just moved must stay taken.
+        # They are not locked: a relay may move some meanwhile, whose ids must stay taken.
         gone = statements.drop_delayed(tables)
         places = ({"id_": each.id, "sequence_": each.number} for each in messages)
         dropped = [connection.execute(gone, place).rowcount == 1 for place in places]

@@ -175,7 +175,8 @@ def as_seen(
 def lock(
     connection: Connection, tables: OutboxTables, state: MessageState, seen: Sequence[SeenMessage]
 ) -> None:
-    """Lock these messages until the transaction ends. Delayed ones need none: they only appear and leave."""
+    """Lock these messages until the transaction ends. Delayed ones need none: they never change, and no other
+    one ever has the number by which they are deleted."""
     if state is MessageState.DELAYED:
         return
     is_dead = state is MessageState.DEAD
