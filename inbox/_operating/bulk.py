@@ -2,7 +2,7 @@
 
 What they take is read once, when the call begins, or was read by the listing whose `seen` is given. Messages
 that have changed since are left. In a database, each transaction stores its part of the decision, so a call
-that is killed has done what is stored.
+that is killed has done what is stored; `release_all` may also have taken one message away from its handler.
 """
 
 from collections.abc import Callable, Sequence
@@ -119,8 +119,8 @@ def release_all(
     why: str | None = None,
     dry_run: bool = False,
 ) -> BulkResult:
-    """`release` all messages that are being consumed now, in a database a hundred in a transaction. It keeps
-    the keys of all of them in memory.
+    """`release` all messages that are being consumed now, one after the other. It keeps the keys of all of
+    them in memory.
 
     Args:
         store: as for `list_messages`.
@@ -199,15 +199,10 @@ class _BulkDecision:
 
     def _write(self, records: Sequence[Record], plan: Callable[[Record], Plan]) -> int:
         if self._status is Status.CONSUMING:
-            return self._take_away(records, plan)
+            return sum(self._take_away(each, plan) for each in records)
         return sum(write(self._store, [(each, plan(each)) for each in records], self._note))
 
-    def _take_away(self, records: Sequence[Record], plan: Callable[[Record], Plan]) -> int:
-        fenced: list[Record] = []
-        try:
-            for each in records:
-                if (record := fence(self._store, each)) is not None:
-                    fenced.append(record)  # noqa: PERF401 - it is needed after an error, too
-        finally:  # also after an error: these handlers have lost their messages already
-            written = write(self._store, [(each, plan(each)) for each in fenced], self._note)
-        return sum(written)
+    def _take_away(self, record: Record, plan: Callable[[Record], Plan]) -> bool:
+        # One after the other: a call that ends in between has taken no other message away from its handler.
+        fenced = fence(self._store, record)
+        return fenced is not None and all(write(self._store, [(fenced, plan(fenced))], self._note))

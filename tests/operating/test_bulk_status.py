@@ -11,7 +11,7 @@ import pytest
 
 import inbox
 from inbox import BulkResult, Claim, SqlStore, Status, StatusInbox, Verdict
-from inbox._status_mode.stores import Store
+from inbox._status_mode.stores import HeldRecord, Store
 from inbox.errors import InvalidKey, InvalidOption, LeaseLost, StoreUnreachable, WrongStatus
 from tests.support.bulk_worker import COMMITS, MESSAGES, TOGETHER, discard_messages
 from tests.support.database import Database
@@ -229,13 +229,12 @@ def test_a_call_that_is_killed(migrated: Database, point: str) -> None:
 def test_a_release_that_fails_half_way(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the store fails while messages are taken away from their handlers, those that were taken away are
     released nevertheless: none waits for its lease to end."""
-    write, writes = store.write, list[object]()
+    write = store.write
 
-    def fails_at_the_second(*given: Any, **options: Any) -> bool:
-        writes.append(given)
-        if len(writes) == 2:
+    def fails_at_the_second(held: HeldRecord, *given: Any, **options: Any) -> bool:
+        if held.key == "b":
             raise StoreUnreachable("away")
-        return write(*given, **options)
+        return write(held, *given, **options)
 
     with ended_by_loss(store, "a") as first, inbox_of(store).claim("b") as second:
         with monkeypatch.context() as patch:
