@@ -19,6 +19,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import DDLCompiler
+from sqlalchemy.sql.elements import ColumnElement
 
 from .columns import Bytewise, UtcDateTime, begin_with, long_binary, long_text, number, short_text, utcnow
 from .storing import options, storing, where
@@ -145,9 +146,15 @@ def _message(metadata: MetaData) -> Table:
     for name, rule in MESSAGE_RULES.items():
         message.append_constraint(CheckConstraint(rule, name=f"outbox_message_{name}"))
     # If the primary key begins with the bucket, this index holds only the few messages that were sent.
-    was_sent = or_(message.c.state != literal_column("'pending'"), message.c.attempts > literal_column("0"))
-    Index("outbox_message_bucket", message.c.bucket, message.c.sequence, **where(was_sent))
+    Index("outbox_message_bucket", message.c.bucket, message.c.sequence, **where(has_failed(message)))
     return message
+
+
+def has_failed(message: Table) -> ColumnElement[bool]:
+    """Sent since an operator last reset the count, and not accepted; or held. PostgreSQL uses its partial
+    index only for this very condition."""
+    c = message.c
+    return or_(c.state != literal_column("'pending'"), c.attempts > literal_column("0"))
 
 
 def _delayed(metadata: MetaData) -> Table:
@@ -163,9 +170,8 @@ def _delayed(metadata: MetaData) -> Table:
         _own_id(),
         Column("sequence", number(), autoincrement=True, nullable=False),
         _IdFirst("sequence", name="outbox_delayed_pkey"),
-        **options(
-            numbered=True
-        ),  # by a reused number, a decision would delete a message that nobody has seen
+        # By a reused number, a decision would delete a message that nobody has seen.
+        **options(numbered=True),
     )
     # If the primary key begins with the id, this index is empty.
     Index("outbox_delayed_id", delayed.c.id, **where(literal_column("false")))

@@ -11,6 +11,7 @@ from inbox_outbox_base.checks import outbox_options
 from inbox_outbox_base.checks.options import MOST_ROWS
 from inbox_outbox_base.databases.registry import relaying
 from inbox_outbox_base.errors.outbox import InvalidOption
+from inbox_outbox_base.tables.outbox import has_failed
 from inbox_outbox_base.words.deciding import MOST_SEEN, Listing
 from outbox._publishing.buckets import generations
 from outbox.schema import OutboxTables, tables
@@ -128,8 +129,7 @@ def _line(
     if state is not None:
         found = found.where(shown == literal(state.value))
     if failed is not None:
-        has_failed = statements.has_failed(table)
-        found = found.where(has_failed if failed else not_(has_failed))
+        found = found.where(has_failed(table) if failed else not_(has_failed(table)))
     return found.order_by(table.c.sequence)
 
 

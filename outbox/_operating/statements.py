@@ -23,7 +23,6 @@ from sqlalchemy import (
     func,
     insert,
     literal,
-    literal_column,
     null,
     or_,
     select,
@@ -49,13 +48,6 @@ def _is_waiting(table: Table) -> ColumnElement[bool]:
     """Sent and not accepted. `retry_at` alone does not tell: a delayed message has it before it is sent."""
     c = table.c
     return and_(c.state == "pending", c.retry_at.is_not(None), c.attempts > 0)
-
-
-def has_failed(table: Table) -> ColumnElement[bool]:
-    """Sent since an operator last reset the count, and not accepted; or held. In the words of PostgreSQL's
-    partial index."""
-    c = table.c
-    return or_(c.state != literal_column("'pending'"), c.attempts > literal_column("0"))
 
 
 def since(table: Table) -> ColumnElement[Any]:
