@@ -14,7 +14,7 @@ from inbox import BulkResult, SqlStore, Status, Store
 from inbox.errors import InvalidOption
 
 from ._connect import Json, Prefix, Schema, StoreUrl, store_at
-from ._operating.deciding import EXAMPLES, By, DryRun, OfError, OfKey, Why, check_sure, say_bulk
+from ._operating.deciding import EXAMPLES, By, DryRun, OfError, OfKey, Why, say_bulk, sure
 from ._place import place_of_store, print_place
 from ._print import as_json
 from ._records import as_object, print_list
@@ -137,7 +137,9 @@ class _Bulk:
             raise InvalidOption(f"--all={status.value!r}: expected {' or '.join(self.among)}")
         dry_run = options["dry_run"]
         if self.needs_yes and not (yes or dry_run):
-            check_sure(self.needs_yes, self.decide(store, status, **filters, dry_run=True))
+            listed = inbox.list_messages(store, status=status, limit=2, **filters)
+            counted = self.decide(store, status, **filters, dry_run=True)
+            options["seen"] = sure(self.needs_yes, listed, counted)
         done = self.decide(store, status, **filters, **options)
         some = inbox.list_messages(store, status=status, limit=EXAMPLES, **filters) if dry_run else []
         say_bulk(json, done, status, self.what, [each.key for each in some], dry_run=dry_run)

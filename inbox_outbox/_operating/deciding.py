@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 import inbox
-from inbox import BulkResult
+from inbox import BulkResult, Listing
 from inbox.errors import InvalidOption
 from inbox_outbox._connect import Json, Schema, Url, engine_at
 from inbox_outbox._place import place_of, print_place
@@ -63,14 +63,17 @@ def decisions(
     )
 
 
-def check_sure(does: str, counted: BulkResult) -> None:
-    """Ask for `--yes` before many messages are lost.
+def sure(does: str, listed: Listing[Any], counted: BulkResult) -> str:
+    """Ask for `--yes` before many messages are lost. Without it, a decision takes the `seen` of the one that
+    was listed, and so none that comes after that.
 
     Raises:
-        InvalidOption: there are several.
+        InvalidOption: there are several, or one that is not listed.
     """
-    if counted > 1:
-        raise InvalidOption(f"--all: this {does} {counted:,} messages; if that is what you want, add --yes")
+    number = max(len(listed), counted.done + counted.changed)
+    if number > 1 or number > len(listed):
+        raise InvalidOption(f"--all: this {does} {number:,} messages; if that is what you want, add --yes")
+    return listed.seen
 
 
 def say(json: bool, value: dict[str, Any], text: str) -> None:
@@ -82,9 +85,17 @@ def say(json: bool, value: dict[str, Any], text: str) -> None:
 
 
 def say_bulk(
-    json: bool, done: BulkResult, state: str, what: str, examples: Sequence[str], *, dry_run: bool
+    json: bool,
+    done: BulkResult,
+    state: str,
+    what: str,
+    examples: Sequence[str],
+    *,
+    dry_run: bool,
+    others: str = "have changed meanwhile",
 ) -> None:
-    """Print what a bulk decision did with messages in a state, or would do."""
+    """Print what a bulk decision did with messages in a state, or would do; `others` says why some are
+    left."""
     value: dict[str, Any] = {"messages": done.done} | ({"examples": [*examples]} if dry_run else {})
     text = (
         f"{done:,} messages are {state} and would be"
@@ -94,5 +105,5 @@ def say_bulk(
     text = f"{text} {what}"
     if done.changed:
         value["changed"] = done.changed
-        text += f"; {done.changed:,} others have changed meanwhile, and are left"
+        text += f"; {done.changed:,} others {others}, and are left"
     say(json, value, text)

@@ -10,9 +10,11 @@ import outbox
 from inbox.errors import InvalidOption
 from inbox_outbox._connect import Json, Schema, Url, engine_at
 from inbox_outbox._times import length
-from outbox import BulkResult, MessageState
+from inbox_outbox_base.databases import relaying_statements
+from outbox import BulkResult, Listing, MessageState, StoredMessage
+from outbox.schema import tables
 
-from .deciding import EXAMPLES, By, DryRun, OfError, OfKey, OfTopic, Why, check_sure, say, say_bulk
+from .deciding import EXAMPLES, By, DryRun, OfError, OfKey, OfTopic, Why, say, say_bulk, sure
 from .messages import print_messages
 
 Topic = Annotated[str, typer.Argument(help="A topic, not a pattern; all by default.")]
@@ -35,19 +37,21 @@ def _switching(
     ) -> None:
         with engine_at(url, schema) as engine:
             changed = switch(engine, topic, by=by, why=why, schema=schema)
-            paused = outbox.overview(engine, schema=schema).paused
-        value = {"topic": topic, "changed": changed, "paused": list(paused)}
+            # Not from a status or an overview, which reads much more: there may be an incident.
+            with engine.connect() as connection:
+                paused = sorted(connection.execute(relaying_statements.paused(tables(schema))).scalars())
+        value = {"topic": topic, "changed": changed, "paused": paused}
         say(json, value, in_words(topic, "" if changed else " before", paused))
 
     command.__doc__ = explained
     return command
 
 
-def _paused(topic: str, before: str, _: tuple[str, ...]) -> str:
+def _paused(topic: str, before: str, _: list[str]) -> str:
     return f"{'all topics' if topic == _ALL else topic}: paused{before}"
 
 
-def _resumed(topic: str, before: str, paused: tuple[str, ...]) -> str:
+def _resumed(topic: str, before: str, paused: list[str]) -> str:
     if topic != _ALL:
         still = f" by name{before}; still paused with all topics" if _ALL in paused else before
         return f"{topic}: not paused{still}"
@@ -129,10 +133,10 @@ def drop(
             say(json, {"messages": count}, f"{count:,} dead letters {gone}")
         elif every is not None:
             chosen = _Chosen(engine, every, topic, key, error, schema)
-            if not (dry_run or yes):
-                check_sure("drops", chosen.decide(outbox.drop_all, dry_run=True))
-            done = chosen.decide(outbox.drop_all, by=by, why=why, dry_run=dry_run)
-            chosen.say(json, done, "dropped", dry_run=dry_run)
+            seen = None if dry_run or yes else chosen.sure("drops", outbox.drop_all)
+            done = chosen.decide(outbox.drop_all, seen=seen, by=by, why=why, dry_run=dry_run)
+            others = "have changed meanwhile, or may just have been sent"
+            chosen.say(json, done, "dropped", dry_run=dry_run, others=others)
 
 
 class _Chosen:
@@ -155,10 +159,17 @@ class _Chosen:
         """Decide about them."""
         return decide(self._engine, self._state, **self._filter, **options)
 
-    def say(self, json: bool, done: BulkResult, what: str, *, dry_run: bool) -> None:
+    def sure(self, does: str, decide: Callable[..., BulkResult]) -> str:
+        """The `seen` of one message, if there is no other one."""
+        return sure(does, self._listed(2), self.decide(decide, dry_run=True))
+
+    def _listed(self, limit: int) -> Listing[StoredMessage]:
+        return outbox.peek(self._engine, limit, state=self._state, **self._filter)
+
+    def say(self, json: bool, done: BulkResult, what: str, *, dry_run: bool, **words: str) -> None:
         """Print the number; of a dry run, with some of them."""
-        some = outbox.peek(self._engine, EXAMPLES, state=self._state, **self._filter) if dry_run else []
-        say_bulk(json, done, self._state, what, [each.id for each in some], dry_run=dry_run)
+        some = self._listed(EXAMPLES) if dry_run else []
+        say_bulk(json, done, self._state, what, [each.id for each in some], dry_run=dry_run, **words)
         if some and not json:
             print_messages(some)
 

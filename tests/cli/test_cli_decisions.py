@@ -114,7 +114,8 @@ def test_retry_many_letters(engine: Engine, run: Run) -> None:
 
 
 def test_drop_many_messages(engine: Engine, run: Run) -> None:
-    """`outbox drop --all` needs `--yes` for more than one message; the error says how many there are."""
+    """`outbox drop --all` needs `--yes` for more than one message; the error says how many there are. Without
+    it, the command takes only the message that it has seen."""
     letters(engine, "a1", "b1", "c1")
     done = run("outbox", "drop", "--all", "dead")
     assert (done.returncode, error(done)) == (
@@ -129,6 +130,7 @@ def test_drop_many_messages(engine: Engine, run: Run) -> None:
         succeeded(run("outbox", "drop", "--all", "dead", "--key", "a"))
         == "1 messages were dead and are dropped\n"
     )
+    assert outbox.decisions(engine)[0].filter["seen"] == 1
     (first, _) = (each.id for each in outbox.peek(engine, state="dead"))
     assert succeeded(run("outbox", "drop", first, "--dry-run")) == f"{first} was dead and would be gone\n"
     options = ["--dead-older-than", "0s", "--dry-run"]
@@ -137,6 +139,8 @@ def test_drop_many_messages(engine: Engine, run: Run) -> None:
     assert (
         succeeded(run("outbox", "drop", "--all", "dead", "--yes")) == "2 messages were dead and are dropped\n"
     )
+    assert "seen" not in outbox.decisions(engine)[0].filter
+    assert succeeded(run("outbox", "drop", "--all", "dead")) == "0 messages were dead and are dropped\n"
 
 
 @both_stores
@@ -166,6 +170,8 @@ def test_decide_about_many_messages(store: Store, decide: Run) -> None:
         succeeded(decide("release", "--all", "consuming")) == "1 messages were consuming and are released\n"
     )
     assert [each[1] for each in rows(succeeded(decide("list", "--error", "released")))] == ["d"]
+    if isinstance(store, SqlStore):
+        assert [each.filter.get("seen") for each in inbox.decisions(store.engine)[:2]] == [1, None]
 
 
 @on("sqlite")
