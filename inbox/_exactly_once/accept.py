@@ -11,12 +11,14 @@ from typing import Any
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
+from inbox._listening.counting import takes_message
 from inbox._memory import Known, Memory, place_of
 from inbox_outbox_base.checks.keys import Key, digest, encode_key, is_mismatch
 from inbox_outbox_base.checks.missing import raise_clearer
 from inbox_outbox_base.databases import taking_statements
+from inbox_outbox_base.databases.registry import database_of
 from inbox_outbox_base.databases.taking import Attempt, KeyBatch, KeyRow, Stored, Taking
-from inbox_outbox_base.errors.blame import OWN
+from inbox_outbox_base.errors.blame import AFTER_BODY, OWN, Own
 from inbox_outbox_base.errors.inbox import PolicyConflict, TablesMissing, UnsafeDatabase
 from inbox_outbox_base.tables.inbox import Tables
 from inbox_outbox_base.transactions.joining import database_to_join
@@ -71,6 +73,14 @@ def new_attempt(tables: Tables, consumer: str, key: Key, payload: Any, *, marks:
     return Attempt(tables, consumer, encode_key(key), os.urandom(16), digest(payload), marks)
 
 
+def ours(connection: Connection) -> Own:
+    """What to put around our statements on the caller's connection: the time of a transaction that has begun
+    before was spent by the caller's code."""
+    with AFTER_BODY:
+        has_begun = not connection.closed and not database_of(connection).is_ended(connection)
+    return AFTER_BODY if has_begun else OWN
+
+
 def accept(
     connection: Connection,
     attempt: Attempt,
@@ -80,7 +90,7 @@ def accept(
     begins: bool = False,
 ) -> tuple[Verdict, Stored | None]:
     """Take one message in the transaction on this connection; for a duplicate, also return the stored row.
-    `begins` says that the transaction begins with this message. Call this function inside `OWN`."""
+    `begins` says that the transaction begins with this message. Call this function inside `ours`."""
     database = database_to_join(connection)
     memory, policy = terms.memory, terms.policy
     if memory is not None and (known := memory.recall(place_of(connection, attempt.key))) is not None:
@@ -100,6 +110,7 @@ def accept(
     if not policy.is_seen(connection):
         _agree(connection, policy, attempt, {attempt.key} if taken is True else ())
     if taken is True:
+        takes_message()
         return Verdict.NEW, None
     if memory is not None and taken is not None:
         _learn(memory, connection, attempt, taken, policy, begins=begins)
@@ -181,7 +192,7 @@ def accept_many(
         return []
     policy = terms.policy
     began = time.monotonic()
-    with OWN:
+    with ours(connection):
         database = database_to_join(connection)
         try:
             old = _too_old(database, connection, policy, messages.times)
@@ -202,6 +213,8 @@ def accept_many(
             raise_clearer(connection, tables.message, error)
         if not policy.is_seen(connection):
             _agree(connection, policy, batch, taken)
+    if taken:
+        takes_message()
     return list(_verdicts(messages, old, taken, known))
 
 

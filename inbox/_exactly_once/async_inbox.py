@@ -21,7 +21,7 @@ from inbox_outbox_base.calls.async_calls import run
 from inbox_outbox_base.calls.retry import retry_async
 from inbox_outbox_base.checks import options
 from inbox_outbox_base.checks.keys import Key
-from inbox_outbox_base.errors.blame import OWN
+from inbox_outbox_base.errors.blame import AFTER_BODY, OWN
 from inbox_outbox_base.errors.inbox import InvalidOption, NotAwaited
 from inbox_outbox_base.transactions import failed_commit, unwritten
 from inbox_outbox_base.transactions.durability import looking_at
@@ -31,7 +31,7 @@ from inbox_outbox_base.transactions.session import BindArguments, bind_of, check
 from inbox_outbox_base.transactions.sources import async_kinds, check_source, open_source
 from inbox_outbox_base.words.incoming import Verdict
 
-from .accept import accept, accept_many
+from .accept import accept, accept_many, ours
 from .base import ATTEMPTS, Consumer, checked_time
 from .taken import Taken, take
 from .transaction import Transaction
@@ -77,7 +77,7 @@ class AsyncInbox(Consumer, Listens[AsyncListener]):
         attempt, time = self._attempt(key, payload), checked_time(message_time)
 
         def work(given: Connection) -> Verdict:
-            with OWN:
+            with ours(given):
                 return accept(given, attempt, self._terms, time)[0]
 
         return self._on(connection, bind_arguments, f"accept of {attempt.key!r}", work)
@@ -244,7 +244,7 @@ class AsyncInbox(Consumer, Listens[AsyncListener]):
         from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 
         def on_session(session: Session) -> T:
-            with OWN:
+            with AFTER_BODY:
                 connection = connection_of(session, bind_of(session, self.tables.message, bind_arguments))
             return work(connection)
 

@@ -17,7 +17,7 @@ from inbox._operating.purge import Purged, purge
 from inbox_outbox_base.calls.retry import retry
 from inbox_outbox_base.checks import options
 from inbox_outbox_base.checks.keys import Key
-from inbox_outbox_base.errors.blame import OWN
+from inbox_outbox_base.errors.blame import AFTER_BODY
 from inbox_outbox_base.errors.inbox import InvalidOption
 from inbox_outbox_base.transactions import failed_commit
 from inbox_outbox_base.transactions.durability import looking_at
@@ -25,7 +25,7 @@ from inbox_outbox_base.transactions.session import BindArguments, bind_of, check
 from inbox_outbox_base.transactions.sources import SYNC, Source, check_source, open_source
 from inbox_outbox_base.words.incoming import Verdict
 
-from .accept import accept, accept_many
+from .accept import accept, accept_many, ours
 from .base import ATTEMPTS, Consumer, checked_time
 from .taken import Taken, take
 from .work import Work, begins_body, handle_of
@@ -102,7 +102,7 @@ class Inbox(Consumer, Listens[Listener]):
         """
         attempt = self._attempt(key, payload)
         given = self._on(connection, bind_arguments)
-        with OWN:
+        with ours(given):
             return accept(given, attempt, self._terms, checked_time(message_time))[0]
 
     def take(
@@ -294,7 +294,7 @@ class Inbox(Consumer, Listens[Listener]):
         if isinstance(given, scoped_session):
             given = given()
         if isinstance(given, Session):
-            with OWN:
+            with AFTER_BODY:
                 return connection_of(given, bind_of(given, self.tables.message, bind_arguments))
         if isinstance(given, Connection):
             check_no_session(bind_arguments)

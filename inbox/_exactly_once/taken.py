@@ -18,13 +18,13 @@ from sqlalchemy.orm import Session, SessionTransaction
 from inbox_outbox_base.checks.results import encode_result
 from inbox_outbox_base.databases import taking_statements
 from inbox_outbox_base.databases.taking import Attempt, Stored
-from inbox_outbox_base.errors.blame import AFTER_BODY, OWN
+from inbox_outbox_base.errors.blame import AFTER_BODY
 from inbox_outbox_base.errors.inbox import InvalidOption, TransactionEnded
 from inbox_outbox_base.transactions import failed_commit
 from inbox_outbox_base.transactions.savepoints import innermost, number
 from inbox_outbox_base.words.incoming import Verdict
 
-from .accept import Terms, accept
+from .accept import Terms, accept, ours
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ def take(
 ) -> Taken:
     """Take one message in the transaction on this connection (the session's connection, if there is one).
     Its result is written when it is set, or `at_commit`."""
-    with OWN:
+    with ours(connection):
         verdict, stored = accept(connection, attempt, terms, message_time)
     transaction = connection.get_transaction()
     before = None if stored is None else _result(connection, stored)

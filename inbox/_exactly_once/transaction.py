@@ -21,7 +21,7 @@ from inbox_outbox_base.databases import taking_statements
 from inbox_outbox_base.databases.registry import database_of
 from inbox_outbox_base.databases.taking import LEVEL, Attempt, Stored, pooled
 from inbox_outbox_base.errors import codes
-from inbox_outbox_base.errors.blame import AFTER_BODY, COMMIT, OWN, forget_judgements
+from inbox_outbox_base.errors.blame import AFTER_BODY, COMMIT, OWN
 from inbox_outbox_base.errors.groups import find
 from inbox_outbox_base.errors.inbox import CommitLost, TransactionAborted, TransactionEnded, TransientError
 from inbox_outbox_base.monitoring.events import OF_VERDICT, Event, EventKind, Hooks
@@ -37,7 +37,7 @@ from inbox_outbox_base.transactions.session import (
 )
 from inbox_outbox_base.words.incoming import Verdict
 
-from .accept import Terms, accept
+from .accept import Terms, accept, ours
 
 _RECONNECTS = 6
 
@@ -86,9 +86,12 @@ class Transaction:
     def begin(self, handle: Connection | Session) -> None:
         """Begin a transaction and take the message in it."""
         self._handle = handle
+        own = OWN
         try:
             self._transaction: RootTransaction | SessionTransaction = handle.begin()
             self.connection = self._connection(handle)
+            if not isinstance(self.bind, Engine):  # it may be in a transaction of the caller's
+                own = ours(self.connection)
             self._database = database_of(self.connection)
             self._state = self._database.state(self.connection)
             before = self._state.reported()
@@ -106,7 +109,7 @@ class Transaction:
                 raise
         except Exception as error:
             # Whatever fails before the body runs is not the handler's failure.
-            OWN.mark(error)
+            own.mark(error)
             raise
         if self.verdict is Verdict.NEW:
             after = self._state.reported()
@@ -204,7 +207,6 @@ class Transaction:
             self.leave()
             forked.abandon(handle)
             return
-        forget_judgements()
         lost = lost_before(getattr(self, "connection", None), error)
         end = self._end_after(error)
         self.leave()

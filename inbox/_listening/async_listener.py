@@ -8,7 +8,6 @@ from typing import TypeVar
 
 from inbox_outbox_base.calls.async_calls import run
 from inbox_outbox_base.calls.signals import FAILURES, as_failure
-from inbox_outbox_base.errors.blame import forget_judgements
 
 from .lanes import JobBatch, MessageJob
 from .listener_base import STOPPING, ListenerBase, caught, checked
@@ -107,7 +106,7 @@ class AsyncListener(ListenerBase):
             await asyncio.wait(tasks, timeout=_CLEAN_UP)
 
     async def _handle(self, job: MessageJob) -> Decision:
-        outcome = await self._run(job) if job.error is None else caught(job.error)
+        outcome = await self._run(job) if job.error is None else caught(job.error, job.recordings)
         decision = self._judge(job, outcome)
         if decision.action is not Action.DEAD_LETTER or self._dead_letter is None:
             return decision
@@ -124,7 +123,7 @@ class AsyncListener(ListenerBase):
             given = job.batch.handler(job.message)
             outcome = await given if inspect.isawaitable(given) else None
         except FAILURES as error:
-            return caught(as_failure(error))
+            return caught(as_failure(error), job.recordings)
         finally:
-            forget_judgements()
+            job.recordings.end()
         return checked(outcome)

@@ -10,6 +10,7 @@ from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from typing import Any
 
+from .counting import Recordings
 from .outcome import Action, Decision, Decisions
 
 BEHIND = "behind a message that was not acknowledged"
@@ -28,6 +29,7 @@ class MessageJob:
     """Why the message has no usable key."""
     context: Context = field(default_factory=copy_context)
     """The context variables of the caller that brought the batch; the handler sees them as well."""
+    recordings: Recordings = field(default_factory=Recordings)
     has_begun: bool = False
     task: asyncio.Task[Decision] | None = None
     """The task that runs the message, if a task does."""

@@ -13,8 +13,8 @@ from typing import Any, Literal
 from inbox_outbox_base.calls.signals import is_stopping, stopping
 from inbox_outbox_base.checks import options
 from inbox_outbox_base.checks.backoff import Backoff
-from inbox_outbox_base.errors.blame import begin_judging, is_own, judgement_of
-from inbox_outbox_base.errors.groups import find, leaves, only
+from inbox_outbox_base.errors.blame import is_own
+from inbox_outbox_base.errors.groups import find, only
 from inbox_outbox_base.errors.inbox import (
     GiveUp,
     InvalidOption,
@@ -26,6 +26,7 @@ from inbox_outbox_base.errors.inbox import (
 from inbox_outbox_base.monitoring.events import stored
 from inbox_outbox_base.words.incoming import Verdict
 
+from .counting import Recordings
 from .lanes import JobBatch, KeyLanes, MessageJob
 from .outcome import Action, Decision, Outcome, TooOld, runner_of
 
@@ -35,8 +36,6 @@ STOPPING = "the listener is stopping"
 
 _log = logging.getLogger("inbox.listener")
 _FINAL = (Verdict.DEAD, Verdict.HALTED, Verdict.MISMATCH)
-_LOSES_LEAST = (Verdict.IN_FLIGHT, *_FINAL, Verdict.TOO_OLD)
-"""Which verdict counts, if several inboxes of one handler have refused the message."""
 
 
 class ListenerBase:
@@ -130,7 +129,7 @@ class ListenerBase:
         batch.preparation = self._preparing(handler)
         for job in batch.jobs:
             job.context.run(is_stopping.set, self._is_stopping)
-            job.context.run(begin_judging)
+            job.context.run(job.recordings.begin)
             try:
                 job.key = self._key and self._key(job.message)
                 # The lanes need hashable keys; any other key fails only its own message.
@@ -184,7 +183,7 @@ class ListenerBase:
             return outcome
         given_up = GiveUp(f"it has failed {failures} times: {stored(outcome.error)}")
         given_up.__cause__ = outcome.error
-        return caught(given_up)
+        return caught(given_up, job.recordings)
 
     def _action(self, outcome: Outcome) -> Action:
         # Another handler has the message now, and may still fail.
@@ -226,10 +225,10 @@ class ListenerBase:
 
 
 def _is_hopeless(outcome: Outcome) -> bool:
-    """Whether each redelivery would end the same. An inbox that sets `retry_after` counts the attempts
-    itself."""
+    """Whether each redelivery would end the same. An inbox that has answered counts the attempts itself."""
     error = outcome.error
-    if error is None or outcome.retry_after is not None or is_own(error):
+    has_answered = outcome.verdict is not Verdict.NEW or outcome.retry_after is not None
+    if error is None or has_answered or is_own(error):
         return False
     # After a body that has committed too early, a redelivery would be a duplicate: the rest would be lost.
     return find(error, TransactionEnded) is not None or only(error, (InvalidOption, InvalidResult))
@@ -240,16 +239,13 @@ def _tell(job: MessageJob, action: Action, reason: str, error: Exception | None 
     _log.warning("%s: %s, %s", place, action, reason, exc_info=error)
 
 
-def caught(error: Exception) -> Outcome:
+def caught(error: Exception, recordings: Recordings) -> Outcome:
     """The outcome of a handler that raised."""
-    refusals = [each for each in leaves(error) if isinstance(each, NotTaken)]
-    if refusals and only(error, NotTaken):
-        verdict = min((each.verdict for each in refusals), key=_LOSES_LEAST.index)
-        delays = [each.retry_after for each in refusals if each.verdict is verdict and each.retry_after]
-        return Outcome(verdict, retry_after=max(delays, default=None))
-    if (recorded := judgement_of(error)) is not None:
-        return Outcome(recorded.verdict, retry_after=recorded.retry_after, error=error)
-    return Outcome(Verdict.NEW if find(error, GiveUp) is None else Verdict.DEAD, error=error)
+    answer = recordings.answer(error)
+    if answer is None:
+        return Outcome(Verdict.NEW if find(error, GiveUp) is None else Verdict.DEAD, error=error)
+    is_refused = answer.verdict is not Verdict.NEW and only(error, NotTaken)
+    return Outcome(answer.verdict, retry_after=answer.retry_after, error=None if is_refused else error)
 
 
 def checked(outcome: object) -> Outcome:

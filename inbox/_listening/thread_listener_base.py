@@ -5,7 +5,6 @@ from functools import partial
 
 from inbox_outbox_base.calls.signals import FAILURES, as_failure
 from inbox_outbox_base.checks.options import done
-from inbox_outbox_base.errors.blame import forget_judgements
 
 from . import thread_pool
 from .lanes import JobBatch, MessageJob
@@ -66,7 +65,7 @@ class InThreads(ListenerBase):
             return Decision(Action.RETRY, reason="interrupted")
 
     def _handle(self, job: MessageJob) -> Decision:
-        outcome = self._run(job) if job.error is None else caught(job.error)
+        outcome = self._run(job) if job.error is None else caught(job.error, job.recordings)
         decision = self._judge(job, outcome)
         if decision.action is not Action.DEAD_LETTER or self._dead_letter is None:
             return decision
@@ -82,7 +81,7 @@ class InThreads(ListenerBase):
         try:
             outcome = job.batch.handler(job.message)
         except FAILURES as error:
-            return caught(as_failure(error))
+            return caught(as_failure(error), job.recordings)
         finally:
-            forget_judgements()  # with them go the errors, and what their frames refer to
+            job.recordings.end()  # with them go the errors, and what their frames refer to
         return checked(outcome)

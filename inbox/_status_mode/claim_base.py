@@ -6,11 +6,12 @@ from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any
 
+from inbox._listening.counting import Recorded, answering
 from inbox._listening.outcome import Outcome
 from inbox_outbox_base.calls.signals import as_failure, is_interruption
 from inbox_outbox_base.checks.options import done
 from inbox_outbox_base.checks.results import encode_result
-from inbox_outbox_base.errors import blame
+from inbox_outbox_base.errors.blame import is_own
 from inbox_outbox_base.errors.groups import find, without
 from inbox_outbox_base.errors.inbox import InvalidOption, LeaseLost
 from inbox_outbox_base.words.incoming import Verdict
@@ -27,6 +28,7 @@ class ClaimBase:
 
     __slots__ = (
         "_hold",
+        "_recordings",
         "_result",
         "_store",
         "_text",
@@ -45,6 +47,7 @@ class ClaimBase:
         self._unawaited: list[str] = []
         """The steps of an asynchronous handler that it has called and that have not begun."""
         self._hold = given if isinstance(given, Hold) else None
+        self._recordings = answering()
         refusal = None if isinstance(given, Hold) else given
         self.verdict: Verdict = Verdict.NEW if refusal is None else refusal.verdict
         """What the inbox says; only `NEW` means "run the message". After a block that failed for good, it is
@@ -220,7 +223,7 @@ class ClaimBase:
             return True
         # The store or the database failed, not the handler, so the attempt does not count. Only the next one
         # will know all steps.
-        if blame.is_own(error) or hold.is_doubted:
+        if is_own(error) or hold.is_doubted:
             hold.release(error)
             return True
         interruption = without(error, GivingUp)
@@ -268,22 +271,23 @@ def end_claim(claim: ClaimBase, error: BaseException | None, delay: Callable[[in
 
     A function and no method of the claim, so that handlers, which get the claim, cannot end it.
 
-    What was recorded because of an error is noted for a listener.
+    The message's listener is told what was recorded because of an error.
 
     Raises: the error of an undo, unless the handler has its own error.
     """
     try:
         claim._end(error, delay)  # noqa: SLF001 - of this module
     except BaseException as raised:
-        _judge(claim, raised)
+        _tell(claim, raised)
         raise
     if error is not None:
-        _judge(claim, error)
+        _tell(claim, error)
 
 
-def _judge(claim: ClaimBase, error: BaseException) -> None:
-    if claim.verdict is not Verdict.NEW or claim.retry_after is not None:
-        blame.judge(error, blame.Recorded(claim.verdict, claim.retry_after))
+def _tell(claim: ClaimBase, error: BaseException) -> None:
+    recordings = claim._recordings  # noqa: SLF001 - of this module
+    if recordings is not None and (claim.verdict is not Verdict.NEW or claim.retry_after is not None):
+        recordings.add(error, Recorded(claim.verdict, claim.retry_after))
 
 
 def raise_rest(error: BaseException) -> None:

@@ -128,27 +128,47 @@ def test_a_file_that_takes_no_writes(sqlite: Database, trouble: str, relief: str
     assert deliver(handler, message) is ACK
 
 
-@pytest.mark.parametrize("limit", ["idle_in_transaction_session_timeout", "transaction_timeout"])
-@pytest.mark.parametrize("is_last", [True, False])
-def test_a_body_that_takes_too_long(postgres: Database, limit: str, is_last: bool) -> None:
-    """A body that outlasts the server's limit on transactions counts, whether its own statement meets the end
-    of the transaction or the COMMIT does, and runs once for each delivery: it would be slow again."""
+OTHER = Inbox("other")
+
+
+def accept_in_savepoint(session: Any, message: str) -> None:
+    """The savepoint is sent right before the message is taken."""
+    with session.begin_nested():
+        OTHER.accept(session, message)
+
+
+@pytest.mark.parametrize(
+    ("limit", "source", "meet"),
+    [
+        ("idle_in_transaction_session_timeout", Session, lambda *_: None),
+        ("transaction_timeout", Connection, lambda *_: None),
+        ("transaction_timeout", Session, lambda session, _: session.execute(text("SELECT 1"))),
+        ("idle_in_transaction_session_timeout", Connection, OTHER.accept),
+        ("transaction_timeout", Connection, OTHER.take),
+        ("transaction_timeout", Connection, lambda connection, key: OTHER.accept_many(connection, [key])),
+        ("idle_in_transaction_session_timeout", Session, accept_in_savepoint),
+    ],
+)
+def test_a_body_that_takes_too_long(postgres: Database, limit: str, source: Any, meet: Any) -> None:
+    """A body that outlasts the server's limit on transactions counts, whether the COMMIT meets the end of the
+    transaction or a statement of the body's does, or one of another inbox on its connection. It runs once for
+    each delivery: it would be slow again."""
     engine = accounts.make(postgres.engine())
+    maker: Any = engine if source is Connection else sessionmaker(engine)
     runs: list[str] = []
 
-    def slow(connection: Connection, message: str) -> None:
+    def slow(handle: Any, message: str) -> None:
         runs.append(message)
-        connection.exec_driver_sql(f"SET LOCAL {limit} = '100ms'")
-        time.sleep(0.4)
-        if not is_last:
-            connection.exec_driver_sql("SELECT 1")
+        handle.execute(text(f"SET LOCAL {limit} = '100ms'"))
+        time.sleep(0.3)
+        meet(handle, message)
 
-    book = Inbox("billing").handler(engine, key=str)(slow)
+    book = Inbox("billing").handler(maker, key=str)(slow)
     store = SqlStore(engine)
 
     @StatusInbox(CONSUMER, store=store, max_attempts=1).handler(key=str)
     def claimed(claim: Claim, message: str) -> None:
-        claim.transact("book", lambda connection: slow(connection, message))
+        claim.transact("book", lambda handle: slow(handle, message), source=maker)
 
     (decision,) = in_threads(["m"], book)
     assert decision.outcome is not None
@@ -162,7 +182,8 @@ def test_a_body_that_takes_too_long(postgres: Database, limit: str, is_last: boo
 
 def test_a_wait_of_the_inbox_that_takes_too_long(postgres: Database) -> None:
     """If the server ends the transaction while the inbox waits for another one that has the key, the body has
-    not begun, and the message has not failed."""
+    not begun, and the message has not failed. So it is in a transaction of the caller's that begins with the
+    message."""
     engine, runs = postgres.engine(), list[str]()
     inbox = Inbox("billing", wait=10)
 
@@ -174,12 +195,20 @@ def test_a_wait_of_the_inbox_that_takes_too_long(postgres: Database) -> None:
     def book(connection: Connection, message: str) -> None:
         runs.append(message)
 
+    limited = postgres.engine(connect_args={"options": "-c transaction_timeout=200"})
+
+    def accept(message: str) -> Outcome:
+        with limited.begin() as connection:
+            return Outcome(inbox.accept(connection, message))
+
     with postgres.engine().connect() as other:
         inbox.accept(other, "m")
         assert deliver(book) is RETRY
         assert runs == []
+        assert deliver(accept) is RETRY
         other.rollback()
     assert deliver(book) is ACK
+    assert deliver(accept) is ACK
 
 
 def test_a_file_that_takes_no_writes_is_transient(sqlite: Database) -> None:

@@ -1,11 +1,9 @@
 """Listeners of both kinds of inbox: what they tell the broker, and what took effect."""
 
 import asyncio
-import functools
-import threading
 from collections import Counter
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 from sqlalchemy import Connection
@@ -19,14 +17,13 @@ from inbox import (
     Backoff,
     Claim,
     Inbox,
-    Outcome,
     SqlStore,
     Status,
     StatusInbox,
     Verdict,
 )
 from inbox._status_mode.stores import Store
-from inbox.errors import GiveUp, InvalidKey, LeaseLost, MessageDead, MessageInFlight
+from inbox.errors import GiveUp, InvalidKey, LeaseLost
 from tests.support import accounts
 from tests.support.database import Database
 from tests.support.listeners import (
@@ -37,7 +34,6 @@ from tests.support.listeners import (
     actions,
     asynchronously,
     id_of,
-    in_threads,
     name_of,
     payments,
     until_acknowledged,
@@ -291,164 +287,3 @@ def test_a_cancelled_message_is_released(postgres: Database) -> None:
 
     asynchronously(postgres, scenario)
     assert runs == [1, 1]
-
-
-@on("sqlite", fixture="place")
-def test_code_around_a_handler_runs(store: Store) -> None:
-    """A decorator around a handler runs with each message, and the error that goes through it still says what
-    the inbox has recorded: the inbox alone counts the failures."""
-    inbox = status_inbox(store, max_attempts=3)
-    audit: list[str] = []
-
-    def audited(handler: Any) -> Any:
-        @functools.wraps(handler)
-        def run(message: str) -> Any:
-            audit.append(message)
-            return handler(message)
-
-        return run
-
-    @audited
-    @inbox.handler(key=str)
-    def decorated(claim: Claim, message: str) -> None:
-        if message == "bad":
-            raise Fault("no")
-
-    def plain(message: str) -> Outcome:
-        with inbox.claim(message) as claim:
-            if message != "good":
-                raise Fault("no")
-        return Outcome(claim.verdict)
-
-    def translated(message: str) -> Outcome:
-        try:
-            return plain(message)
-        except Fault as error:
-            raise ValueError("another error") from error
-
-    listener = inbox.listener(max_attempts=2, failures=lambda _: 9)
-    assert listener.decide(["good"], decorated)[0].action is ACK
-    assert audit == ["good"]
-    for handler, message in ((decorated, "bad"), (plain, "plain"), (translated, "translated")):
-        decided = [listener.decide([message], handler)[0] for _ in range(4)]
-        assert [each.action for each in decided] == [RETRY, RETRY, DEAD_LETTER, DEAD_LETTER]
-        assert {each.outcome and each.outcome.is_failure for each in decided} == {False}
-        assert stored(store, message).status is Status.DEAD
-
-
-def fail() -> NoReturn:
-    raise Fault("no")
-
-
-def fail_with(error: Exception) -> NoReturn:
-    raise error
-
-
-def test_an_error_that_several_messages_get(sqlite: Database) -> None:
-    """What an inbox has recorded belongs to the message, not to the error: the same object, as from a future
-    for which several handlers have waited, may be raised for others."""
-    engine, known = sqlite.engine(), Fault("always the same")
-    inbox, store = Inbox("payments"), SqlStore(engine)
-    twice, once = (StatusInbox(f"orders {each}", store=store, max_attempts=each) for each in (2, 1))
-    barrier = threading.Barrier(2)
-
-    def claimed(message: str) -> Outcome:
-        try:
-            with (twice if message == "lives" else once).claim(message):
-                raise known
-        finally:
-            barrier.wait(10)
-
-    @inbox.handler(engine, key=str)
-    def booked(connection: Connection, message: str) -> None:
-        raise known
-
-    with pytest.raises(Fault), once.claim("elsewhere"):
-        raise known
-    listener = inbox.listener(concurrency=2)
-    assert [each.action for each in listener.decide(["lives", "dies"], claimed)] == [RETRY, DEAD_LETTER]
-    (decision,) = listener.decide(["a"], booked)
-    assert decision.outcome is not None
-    assert decision.outcome.is_failure
-
-
-def test_a_claim_inside_another_handler(postgres: Database) -> None:
-    """A claim for something else, inside a handler of the exactly-once path, does not count the failures of
-    the handler's message: the listener does. So does a GiveUp of the code around a claim."""
-    engine = postgres.engine()
-    parts = StatusInbox("parts", store=SqlStore(engine))
-
-    @Inbox("orders").handler(engine, key=str)
-    def handle(connection: Connection, message: str) -> None:
-        with parts.claim(f"{message}-part"):
-            raise Fault("no")
-
-    def give_up(message: str) -> Outcome:
-        try:
-            with parts.claim(message):
-                fail()
-        except Fault as error:
-            raise GiveUp("it makes no sense") from error
-
-    listener = parts.listener(max_attempts=1, failures=lambda _: 0)
-    (decision,) = listener.decide(["a"], handle)
-    assert decision.reason == "dead: GiveUp: it has failed 1 times: Fault: no"
-    (decision,) = listener.decide(["b"], give_up)
-    assert decision.reason == "dead: GiveUp: it makes no sense"
-
-
-@pytest.mark.parametrize("order", [("stock", "mail"), ("mail", "stock")])
-@pytest.mark.parametrize("is_shared", [True, False])
-def test_two_claims_of_one_message(sqlite: Database, order: tuple[str, str], is_shared: bool) -> None:
-    """If one inbox has given the message up and the other one has not, it is delivered again, whichever ends
-    last, and also if both failed by the same error."""
-    store, known = SqlStore(sqlite.engine()), Fault("the same")
-    attempts = {"stock": 2, "mail": 1}
-    inboxes = {name: StatusInbox(name, store=store, max_attempts=attempts[name]) for name in order}
-
-    def handle(message: str) -> Outcome:
-        errors: list[Exception] = []
-        for inbox in inboxes.values():
-            try:
-                with inbox.claim(message):
-                    fail_with(known if is_shared else Fault("another"))
-            except (Fault, MessageDead) as error:
-                errors.append(error)
-        raise ExceptionGroup("both", errors)
-
-    listener = inboxes["stock"].listener()
-    decided = [listener.decide(["a"], handle)[0].action for _ in range(2)]
-    assert decided == [RETRY, DEAD_LETTER]
-
-
-def test_a_claim_beside_one_in_flight(sqlite: Database) -> None:
-    """If the other claim's message is being handled elsewhere, this one is delivered again."""
-    store = SqlStore(sqlite.engine())
-    stock, mail = StatusInbox("stock", store=store), StatusInbox("mail", store=store, max_attempts=1)
-
-    def handle(message: str) -> Outcome:
-        errors: list[Exception] = []
-        for inbox in (stock, mail):
-            try:
-                with inbox.claim(message):
-                    fail_with(Fault("no"))
-            except (Fault, MessageInFlight) as error:
-                errors.append(error)
-        raise ExceptionGroup("both", errors)
-
-    with stock.claim("a"):
-        (decision,) = stock.listener().decide(["a"], handle)
-    assert decision.action is RETRY
-
-
-@pytest.mark.parametrize("causes", [1, 2])
-def test_an_error_that_is_its_own_cause(causes: int) -> None:
-    """A listener ends: Python allows such errors."""
-    errors = [Fault(str(number)) for number in range(causes)]
-
-    def handle(message: str) -> Outcome:
-        errors[-1].__cause__ = errors[0]
-        raise errors[0] from errors[-1]
-
-    (decision,) = in_threads(["a"], handle)
-    assert decision.action is RETRY
