@@ -8,10 +8,11 @@ from typing import TypeVar
 
 from inbox_outbox_base.calls.async_calls import run
 from inbox_outbox_base.calls.signals import FAILURES, as_failure
+from inbox_outbox_base.errors.inbox import InvalidOption
 
 from .lanes import JobBatch, MessageJob
 from .listener_base import STOPPING, ListenerBase, caught, checked
-from .outcome import Action, Decision, Decisions, Outcome
+from .outcome import Action, Decision, Decisions, Outcome, may_be_asynchronous
 
 M = TypeVar("M")
 
@@ -36,13 +37,16 @@ class AsyncListener(ListenerBase):
 
         Args:
             messages: any objects that the handler accepts.
-            handler: an asynchronous function of a message that returns an `Outcome`.
+            handler: an asynchronous function of a message that returns an `Outcome`, or a plain function that
+                returns an awaitable of one. Code that does not wait blocks all messages of the loop.
 
         Raises:
             InvalidOption: the handler is not such a function; nothing is decided.
             UnsafeDatabase: before the first message, the handler's table cannot keep a promise; nothing is
                 decided.
         """
+        if not may_be_asynchronous(handler):
+            raise InvalidOption(f"handler={handler!r}: expected an asynchronous function; see Listener")
         woken = asyncio.Event()
         batch = self._batch(messages, handler, woken.set)
         wake = partial(asyncio.get_running_loop().call_soon_threadsafe, woken.set)  # `stop` uses it
@@ -121,7 +125,7 @@ class AsyncListener(ListenerBase):
             await run(prepare)  # what it refuses ends the call: no message is to blame
         try:
             given = job.batch.handler(job.message)
-            outcome = await given if inspect.isawaitable(given) else None
+            outcome = await given if inspect.isawaitable(given) else given
         except FAILURES as error:
             return caught(as_failure(error), job.recordings)
         finally:

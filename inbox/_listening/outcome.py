@@ -76,12 +76,19 @@ class Decisions(tuple[Decision, ...]):
         return next(failures, len(self))
 
 
-def is_asynchronous(handler: Any) -> bool:
-    """Whether a handler, or the one that a decorator with functools.wraps is around, is a coroutine function:
-    such a decorator need not be one, if it returns what the handler returns."""
-    while handler is not None:
+def may_be_asynchronous(handler: Any) -> bool:
+    """Whether asynchronous code can use this handler. A plain function may return an awaitable; only a
+    handler that a synchronous inbox has decorated certainly does not."""
+    return callable(handler) and (not hasattr(handler, "prepare") or _is_asynchronous(handler))
+
+
+def _is_asynchronous(handler: Any) -> bool:
+    """Whether a handler, or one that a decorator with functools.wraps is around, is a coroutine function."""
+    seen: set[int] = set()  # a function may wrap itself
+    while handler is not None and id(handler) not in seen:
         if is_coroutine_function(runner_of(handler)):
             return True
+        seen.add(id(handler))
         handler = getattr(handler, "__wrapped__", None)
     return False
 

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from inbox import Action, AsyncListener, Decision, Delivery, Listener
 from inbox import Outcome as InboxOutcome
-from inbox._listening.outcome import is_asynchronous, runner_of
+from inbox._listening.outcome import may_be_asynchronous, runner_of
 from inbox_outbox_base.checks import outbox_options
 from inbox_outbox_base.checks.options import is_coroutine_function, shown
 from inbox_outbox_base.errors.blame import is_own
@@ -56,10 +56,7 @@ class _Delivery(Generic[L]):
     def _checked(self, option: str, handler: Any) -> Callable[[Any], Any]:
         """The function that gives the handler's outcomes, if this class can call it."""
         run: Any = outbox_options.check_function(option, runner_of(handler))
-        # A plain function may return an awaitable; an inbox's own handler that is synchronous does not.
-        is_own = hasattr(handler, "prepare")
-        is_other = is_own and not is_asynchronous(handler) if self._is_async else is_coroutine_function(run)
-        if is_other:
+        if not may_be_asynchronous(handler) if self._is_async else is_coroutine_function(run):
             expected, other = ("an asynchronous", "") if self._is_async else ("a synchronous", "Async")
             raise InvalidOption(
                 f"{option}={shown(handler)}: expected {expected} function; see {other}DirectDelivery"

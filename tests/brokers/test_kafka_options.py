@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from inbox import AsyncInbox, Delivery, Outcome, Verdict, message_id
+from inbox import AsyncInbox, Delivery, Inbox, Outcome, Verdict, message_id
 from inbox.errors import InvalidOption
 from inbox.kafka import AsyncKafkaConsumer, KafkaConsumer
 
@@ -69,12 +69,16 @@ def test_an_invalid_handler() -> None:
 
 def test_a_handler_for_the_other_consumer() -> None:
     """A handler of the wrong kind (synchronous, asynchronous) is rejected: otherwise its messages would never
-    run, or would block the loop."""
+    run, or would block the loop. A plain function may return an awaitable."""
 
     @AsyncInbox("payments").handler(lambda: None, key=message_id)  # type: ignore[arg-type, return-value]
     async def handle(connection: Any, delivery: Delivery) -> None: ...
 
+    booked: Any = Inbox("payments").handler(lambda: None, key=message_id)  # type: ignore[arg-type, return-value]
+    synchronous = booked(print)
+    config = {"bootstrap.servers": "127.0.0.1:1", "group.id": "a"}
     with pytest.raises(InvalidOption, match="expected a synchronous function; see AsyncKafkaConsumer"):
         KafkaConsumer({"group.id": "a"}, "topic", handle)  # type: ignore[arg-type]
     with pytest.raises(InvalidOption, match="expected an asynchronous function"):
-        AsyncKafkaConsumer({"group.id": "a"}, "topic", print)  # type: ignore[arg-type]
+        AsyncKafkaConsumer(config, "topic", synchronous)
+    AsyncKafkaConsumer(config, "topic", lambda delivery: handle(delivery))

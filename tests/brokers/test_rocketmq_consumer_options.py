@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from examples.embedded_postgres import free_port
-from inbox import Decision, Delivery, Outcome, Verdict
+from inbox import Decision, Delivery, Inbox, Outcome, Verdict
 from inbox._consuming.rocketmq import proxies
 from inbox._consuming.rocketmq.delivery import delivery_of
 from inbox._consuming.rocketmq.held import HeldMessage
@@ -70,6 +70,9 @@ def test_invalid_options() -> None:
     async def asynchronous(_: Delivery) -> Outcome:
         return NEW
 
+    booked: Any = Inbox("orders").handler(lambda: None, key=str)  # type: ignore[arg-type, return-value]
+    synchronous = booked(print)
+
     def make(**options: Any) -> Callable[[], RocketMQConsumer]:
         given = {"url": "rocketmq://h", "topic": "t", "group": "g", "handler": lambda _: NEW, **options}
         return lambda: RocketMQConsumer(**given)
@@ -95,7 +98,8 @@ def test_invalid_options() -> None:
             mistake()
         assert "s3cr3t" not in str(refused.value)
     with pytest.raises(InvalidOption, match="expected an asynchronous function"):
-        AsyncRocketMQConsumer("rocketmq://h", "t", lambda _: NEW, group="g")  # type: ignore[arg-type,return-value]
+        AsyncRocketMQConsumer("rocketmq://h", "t", synchronous, group="g")
+    AsyncRocketMQConsumer("rocketmq://h", "t", lambda delivery: asynchronous(delivery), group="g")
     assert AsyncRocketMQConsumer("rocketmq://h", "t", asynchronous, group="g", concurrency=20).prefetch == 40
 
 

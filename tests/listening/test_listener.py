@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from inbox import Action, AsyncListener, Backoff, Decision, Decisions, Listener, Outcome, Verdict
+from inbox import Action, AsyncListener, Backoff, Decision, Decisions, Inbox, Listener, Outcome, Verdict
 from inbox.errors import (
     GiveUp,
     InvalidKey,
@@ -328,6 +328,26 @@ def test_an_asynchronous_handler_is_for_the_other_listener() -> None:
     for each in (handle, Handler(), partial(Handler())):
         with pytest.raises(InvalidOption, match="AsyncListener"):
             in_threads(["m"], each)  # type: ignore[arg-type]
+
+
+def test_a_synchronous_handler_is_for_the_other_listener() -> None:
+    """`AsyncListener` rejects a handler of a synchronous inbox before anything runs. It accepts a plain
+    function that returns an awaitable, and the outcome of one that does not."""
+    booked: Any = Inbox("payments").handler(lambda: None, key=str)  # type: ignore[arg-type, return-value]
+    refused = booked(lambda *_: pytest.fail("called"))
+    refused.__wrapped__ = refused
+
+    async def handle(_: object) -> Outcome:
+        return NEW
+
+    async def scenario() -> None:
+        with pytest.raises(InvalidOption, match="see Listener"):
+            await AsyncListener().decide(["m"], refused)
+        for each in (lambda message: handle(message), Seen()):
+            (decision,) = await AsyncListener().decide(["m"], each)  # type: ignore[arg-type]
+            assert decision.action is ACK
+
+    asyncio.run(scenario())
 
 
 def test_an_invalid_handler() -> None:

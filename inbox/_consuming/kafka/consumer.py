@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from inbox._listening.async_listener import AsyncListener
 from inbox._listening.listener import Listener
-from inbox._listening.outcome import Decision, Decisions, Outcome, is_asynchronous, runner_of
+from inbox._listening.outcome import Decision, Decisions, Outcome, may_be_asynchronous, runner_of
 from inbox._listening.thread_pool import in_thread
 from inbox_outbox_base.checks.extras import brought_by
 from inbox_outbox_base.checks.options import is_coroutine_function
@@ -116,7 +116,7 @@ class AsyncKafkaConsumer(GroupMember[Callable[[Delivery], Awaitable[Outcome]]]):
         return self._whole.stopping_on_sigterm(*also)
 
     def _check(self, handler: Callable[[Delivery], Awaitable[Outcome]]) -> None:
-        if not is_asynchronous(handler):
+        if not may_be_asynchronous(handler):
             raise InvalidOption(f"handler={handler!r}: expected an asynchronous function")
 
     def _decide(self, listener: AsyncListener, batch: list[Delivery]) -> Decisions:

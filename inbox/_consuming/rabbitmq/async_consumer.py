@@ -16,7 +16,7 @@ from inbox._consuming.journal import ConsumerJournal
 from inbox._listening.async_listener import AsyncListener
 from inbox._listening.awaited_listener import AwaitedListener
 from inbox._listening.options import BY_KEY, ListenerOptions, check_names
-from inbox._listening.outcome import Decision, Outcome, is_asynchronous
+from inbox._listening.outcome import Decision, Outcome, may_be_asynchronous
 from inbox_outbox_base.brokers.rabbitmq import address
 from inbox_outbox_base.checks.backoff import Backoff
 from inbox_outbox_base.checks.options import count, flag
@@ -101,8 +101,7 @@ class AsyncRabbitConsumer:
         self._journal = ConsumerJournal(_log, f"consumer of queue {queue!r}")
 
     def _check(self, handler: Any) -> None:
-        # A plain function may return an awaitable; an inbox's own handler that is synchronous does not.
-        if not callable(handler) or (hasattr(handler, "prepare") and not is_asynchronous(handler)):
+        if not may_be_asynchronous(handler):
             raise InvalidOption(f"handler={handler!r}: expected an asynchronous function")
 
     async def run(self) -> None:

@@ -13,7 +13,7 @@ from inbox._consuming.journal import ConsumerJournal
 from inbox._listening.async_listener import AsyncListener
 from inbox._listening.awaited_listener import AwaitedListener
 from inbox._listening.options import BY_KEY, ListenerOptions, check_names
-from inbox._listening.outcome import Action, Decision, Outcome, is_asynchronous
+from inbox._listening.outcome import Action, Decision, Outcome, may_be_asynchronous
 from inbox_outbox_base.brokers.rocketmq import forking
 from inbox_outbox_base.calls.signals import FAILURES, as_failure, stopping
 from inbox_outbox_base.checks.options import done
@@ -91,7 +91,7 @@ class AsyncRocketMQConsumer:
         self._journal = ConsumerJournal(_log, name)
 
     def _check(self, handler: Any) -> None:
-        if not is_asynchronous(handler):
+        if not may_be_asynchronous(handler):
             raise InvalidOption(f"handler={handler!r}: expected an asynchronous function")
 
     @property
