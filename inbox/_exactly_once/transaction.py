@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Engine, RootTransaction
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.orm import Session, SessionTransaction
 
@@ -26,7 +26,7 @@ from inbox_outbox_base.errors.groups import find
 from inbox_outbox_base.errors.inbox import CommitLost, TransactionAborted, TransactionEnded, TransientError
 from inbox_outbox_base.monitoring.events import OF_VERDICT, Event, EventKind, Hooks
 from inbox_outbox_base.transactions import ending, failed_commit, forked, interrupted
-from inbox_outbox_base.transactions.connect import drop_read_only, on_connection
+from inbox_outbox_base.transactions.connect import begin, drop_read_only, on_connection
 from inbox_outbox_base.transactions.joining import LOST, lost_before, roll_back
 from inbox_outbox_base.transactions.session import (
     BindArguments,
@@ -88,7 +88,7 @@ class Transaction:
         self._handle = handle
         own = OWN
         try:
-            self._transaction: RootTransaction | SessionTransaction = handle.begin()
+            self._transaction = begin(handle)
             self.connection = self._connection(handle)
             if not isinstance(self.bind, Engine):  # it may be in a transaction of the caller's
                 own = ours(self.connection)

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, Engine, RootTransaction
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, SessionTransaction
 
@@ -26,7 +26,7 @@ from inbox_outbox_base.errors.inbox import (
     UnusableConnection,
 )
 from inbox_outbox_base.transactions import ending, failed_commit, forked, interrupted
-from inbox_outbox_base.transactions.connect import root
+from inbox_outbox_base.transactions.connect import begin, root
 from inbox_outbox_base.transactions.joining import LOST, database_to_join, lost_before, roll_back
 from inbox_outbox_base.transactions.session import bind_of, connection_of, is_aborted
 from inbox_outbox_base.transactions.sources import SYNC, Source, check_source, open_source
@@ -66,7 +66,7 @@ class StepTransaction:
         """
         self._handle = handle
         with OWN:
-            self._transaction: RootTransaction | SessionTransaction = handle.begin()
+            self._transaction = begin(handle)
             self._connection = self._connected(handle)
             try:
                 database_to_join(self._connection)

@@ -263,6 +263,11 @@ class Taking(ABC):
         """The current role, where it decides to which table a name leads."""
         return None
 
+    def local_settings(self, connection: Connection) -> Hashable:
+        """What may be set until the transaction ends and decides to which table a name leads, and with which
+        rights. Asks the server; None if there is no such setting."""
+        return None
+
     @abstractmethod
     def delete_oldest(
         self, connection: Connection, aging: Aging, parameters: dict[str, Any]

@@ -5,8 +5,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, RootTransaction
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session, SessionTransaction
 
 from inbox_outbox_base.calls.async_calls import uninterrupted
 from inbox_outbox_base.databases.registry import database_of
@@ -30,7 +31,7 @@ def connected(engine: Engine, error: type[Exception] = UnusableConnection) -> Co
     interrupted.watch(engine.dialect)
     drivers = engine.dialect.loaded_dbapi.Error
     try:
-        connection = _opened(engine)
+        connection = _opened(engine, error)
     except drivers as broken:
         raise DBAPIError.instance(None, None, broken, drivers, dialect=engine.dialect) from broken
     try:
@@ -43,36 +44,53 @@ def connected(engine: Engine, error: type[Exception] = UnusableConnection) -> Co
     return connection
 
 
-def _opened(engine: Engine) -> Connection:
+def _opened(engine: Engine, error: type[Exception]) -> Connection:
     """As `engine.connect()`, except that a connection does not return to the pool if an error comes up while
     the engine's options are set on it, which takes statements."""
     try:
         pooled = engine.raw_connection()
-    except engine.dialect.loaded_dbapi.Error as error:
-        Connection._handle_dbapi_exception_noconnection(error, engine.dialect, engine)  # noqa: SLF001
+    except engine.dialect.loaded_dbapi.Error as broken:
+        Connection._handle_dbapi_exception_noconnection(broken, engine.dialect, engine)  # noqa: SLF001
     try:
         connection = Connection(engine, pooled)
         if connection.in_transaction():
-            _end_of_listener(connection)
+            _end_listeners(connection, error)
         level = engine.get_execution_options().get(LEVEL)
         return connection if level is None else connection.execution_options(isolation_level=level)
-    except BaseException as error:
-        pooled.invalidate(error)
+    except BaseException as failure:
+        pooled.invalidate(failure)
         raise
 
 
-def _end_of_listener(connection: Connection) -> None:
-    """End the transaction that a listener's statement has begun.
+def begin(handle: Connection | Session) -> RootTransaction | SessionTransaction:
+    """Begin a transaction on a connection or session that was opened for it.
 
     Raises:
-        UnusableConnection: the listener has set the place of tables until the transaction ends.
+        UnusableConnection: see `_end_listeners`.
+    """
+    if isinstance(handle, Connection) and handle.in_transaction():
+        _end_listeners(handle, UnusableConnection)
+    return handle.begin()
+
+
+def _end_listeners(connection: Connection, error: type[Exception]) -> None:
+    """End the transaction that a statement of a listener has begun on a new connection.
+
+    Raises:
+        UnusableConnection, as `error`: the listener has made a setting that ends with its transaction, and
+            without it our statements would lead to other tables, or have other rights.
     """
     database = database_of(connection)
-    before = database.place(connection)
+    before = None if database.is_aborted(connection) else database.local_settings(connection)
     connection.commit()
-    if database.place(connection) != before:
-        raise UnusableConnection(
-            "a listener of engine_connect has used SET LOCAL: use SET, so that it holds for all transactions"
+    if before is None:
+        return
+    after = database.local_settings(connection)
+    connection.rollback()
+    if after != before:
+        raise error(
+            "a listener of engine_connect has used SET LOCAL for search_path or the role: use SET, so that "
+            "it holds for all transactions"
         )
 
 

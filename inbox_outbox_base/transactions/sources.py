@@ -56,7 +56,8 @@ def check_source(source: object, kinds: Kinds) -> None:
 
 
 def open_source(source: Any, kinds: Kinds) -> Any:
-    """A Connection or a Session (of these kinds), outside any transaction, to be used in a `with`.
+    """A Connection or a Session (of these kinds), to be used in a `with`; `connect.begin` begins its
+    transaction.
 
     Raises:
         InvalidOption: not a source.

@@ -26,8 +26,10 @@ from sqlalchemy import (
     select,
     text,
 )
+from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.orm import sessionmaker
 
-from inbox import Inbox, SqlStore, StatusInbox, Verdict, purge
+from inbox import AsyncInbox, AsyncStatusInbox, Inbox, SqlStore, StatusInbox, Verdict, purge
 from inbox import check as check_inbox
 from inbox.errors import MessageInFlight, UnsafeDatabase, UnusableConnection
 from inbox.schema import metadata
@@ -36,6 +38,7 @@ from outbox import check as check_outbox
 from outbox.errors import UnsafeDatabase as OutboxUnsafeDatabase
 from outbox.errors import UnusableConnection as OutboxUnusableConnection
 from tests.support.database import Database
+from tests.support.listeners import asynchronously
 from tests.support.on_servers import on
 from tests.support.outbox_publishers import Recorder
 from tests.support.together import Task
@@ -316,20 +319,59 @@ def test_a_listener_that_begins_transactions(migrated: Database) -> None:
     """On an engine that tests its connections by a statement, which begins a transaction, everything works
     that opens connections of its own."""
     engine = migrated.engine()
-
-    @event.listens_for(engine, "engine_connect")
-    def ping(connection: Connection) -> None:
-        connection.scalar(select(1))
-
+    event.listen(engine, "engine_connect", lambda connection: connection.scalar(select(1)))
     with StatusInbox("orders", store=SqlStore(engine)).claim("a") as claim:
         claim.step("call", lambda: 1)
     with engine.connect() as connection:
         Outbox().publish(connection, topic="orders", payload="1")
         connection.commit()
     assert Relay(engine, Recorder()).run_once() == 1
+    for source in (engine, sessionmaker(engine)):
+        assert INBOX.handler(source, key=str)(lambda handle, key: 1)(str(source)).result == 1
+        with StatusInbox("orders", store=SqlStore(engine)).claim(str(source)) as claim:
+            assert claim.transact("write", lambda handle: 1, source=source) == 1
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT count(*) FROM inbox_message").scalar_one() == 2
     assert peek(engine) == []
     assert purge(engine).finished
     assert check_inbox(engine).is_safe
+
+
+def test_a_listener_that_begins_transactions_asynchronously(postgres: Database) -> None:
+    """The same for an AsyncEngine."""
+
+    async def scenario(engine: AsyncEngine) -> None:
+        event.listen(engine.sync_engine, "engine_connect", lambda connection: connection.scalar(select(1)))
+
+        async def write(*_: Any) -> int:
+            return 1
+
+        assert (await AsyncInbox("billing").handler(engine, key=str)(write)("a")).result == 1
+        async with AsyncStatusInbox("orders", store=SqlStore(engine)).claim("a") as claim:
+            assert await claim.transact("write", write) == 1
+
+    asynchronously(postgres, scenario)
+
+
+@pytest.mark.parametrize("setting", ["search_path = nowhere", "ROLE pg_monitor"])
+def test_a_listener_that_sets_for_one_transaction(postgres: Database, setting: str) -> None:
+    """The setting would end with the listener's transaction, and our statements would lead elsewhere, or have
+    other rights: it is refused by name, and nothing is written."""
+    engine, plain = postgres.engine(), SqlStore(postgres.engine())
+    event.listen(engine, "engine_connect", lambda each: each.execute(text(f"SET LOCAL {setting}")))
+    refused = pytest.raises(UnusableConnection, match="SET LOCAL")
+    for source in (engine, engine.execution_options(isolation_level="SERIALIZABLE")):
+        with refused, INBOX.transaction(source, "a"):
+            pytest.fail("begun")
+    with StatusInbox("orders", store=plain).claim("a") as claim:
+        with refused:
+            claim.transact("write", pytest.fail, source=engine)
+        with refused, StatusInbox("orders", store=SqlStore(engine)).claim("b"):
+            pytest.fail("claimed")
+    with pytest.raises(OutboxUnusableConnection, match="SET LOCAL"):
+        Relay(engine, Recorder()).run_once()
+    with INBOX.transaction(plain.engine, "a") as work:
+        assert work.is_new
 
 
 def test_another_style_of_parameters(postgres: Database) -> None:

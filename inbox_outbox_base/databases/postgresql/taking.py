@@ -44,6 +44,7 @@ _END_WAIT = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE pid = %s 
 
 _MARK = select(MARK)
 _ROLE = text("SELECT current_user")
+_LOCAL = text("SELECT current_setting('search_path'), current_user")
 _HAS_WRITTEN = text("SELECT pg_current_xact_id_if_assigned() IS NOT NULL")
 _WRITES = text("SELECT pg_logical_emit_message(true, 'inbox-outbox', '')")
 """Makes a COMMIT wait for a synchronous standby, which then has all earlier commits as well."""
@@ -190,6 +191,9 @@ class PostgreSQLTaking(Taking):
     def role(self, connection: Connection) -> Hashable:
         role: str = connection.execute(_ROLE).scalar_one()
         return role
+
+    def local_settings(self, connection: Connection) -> Hashable:
+        return tuple(connection.execute(_LOCAL).one())
 
     def is_ended(self, connection: Connection) -> bool:
         return self.state(connection).is_ended()
