@@ -53,7 +53,7 @@ class ClaimBase:
         """What the inbox says; only `NEW` means "run the message". After a block that failed for good, it is
         `DEAD` or `HALTED`."""
         self.retry_after = refusal.retry_after if refusal else None
-        """For `IN_FLIGHT` and after a failure: seconds after which to deliver the message again."""
+        """For `IN_FLIGHT` and after a recorded failure: seconds after which to deliver the message again."""
         self._result: Any = refusal.result if refusal else None
         self._text: str | None = None
         """The result as JSON; None once somebody has read the result, and may have changed it."""
@@ -261,7 +261,8 @@ class ClaimBase:
         """Set the verdict and the delay that the caller sees after the block."""
         status = self._held.status
         self.verdict = _VERDICTS.get(status, self.verdict)
-        if status is Status.FAILED:
+        # Without a record nobody has counted the attempt, so the listener does.
+        if status is Status.FAILED and self._held.is_protected:
             self.retry_after = delay(self.attempt)
 
 

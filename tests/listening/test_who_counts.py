@@ -263,6 +263,20 @@ def test_a_transaction_after_a_claim(sqlite: Database) -> None:
     assert inbox.listener().decide(["a"], handle)[0].action is DEAD_LETTER
 
 
+def test_a_claim_without_a_record(sqlite: Database) -> None:
+    """A message that runs unprotected has no record that counts its failures: the listener counts them."""
+    inbox = StatusInbox("orders", store=SqlStore(sqlite.engine()), missing_key="run")
+
+    def claimed(message: str) -> Outcome:
+        with inbox.claim(None):
+            fail()
+
+    for handler in (claimed, inbox.handler(key=lambda _: None)(lambda claim, message: fail())):
+        (decision,) = inbox.listener().decide(["a"], handler)
+        assert decision.outcome is not None
+        assert (decision.action, decision.outcome.is_failure) == (RETRY, True)
+
+
 def test_claims_in_threads(sqlite: Database) -> None:
     """A claim in another thread answers for the message if the thread has the message's context. Otherwise
     both count: the message is delivered again, and then refused."""
