@@ -369,6 +369,22 @@ def test_a_claim_beside_one_in_flight(sqlite: Database) -> None:
     assert decision.action is RETRY
 
 
+def test_a_refusal_beside_a_failure(sqlite: Database) -> None:
+    """If a claim has failed whose error the handler has handled, a refusal of another one does not give the
+    message up before that claim does."""
+    store = SqlStore(sqlite.engine())
+    stock, mail = (StatusInbox(name, store=store, max_attempts=n) for name, n in (("stock", 3), ("mail", 1)))
+
+    def handle(message: str) -> Outcome:
+        with suppress(Fault), stock.claim(message):
+            fail()
+        with mail.claim(message):
+            fail()
+
+    decided = [stock.listener().decide(["a"], handle)[0].action for _ in range(3)]
+    assert decided == [RETRY, RETRY, DEAD_LETTER]
+
+
 @pytest.mark.parametrize("causes", [1, 2])
 def test_an_error_that_is_its_own_cause(causes: int) -> None:
     """A listener ends: Python allows such errors."""
