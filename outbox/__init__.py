@@ -39,9 +39,10 @@ from outbox._operating.bucket_count import set_bucket_count
 from outbox._operating.bulk import drop_all, purge_dead, retry_all
 from outbox._operating.check import check
 from outbox._operating.overview import OutboxOverview, TopicOverview, overview
+from outbox._operating.owners import GenerationStatus, RelayStatus
 from outbox._operating.peek import peek
 from outbox._operating.recording import decisions
-from outbox._operating.status import GenerationStatus, OutboxStatus, RelayStatus, is_drained, status
+from outbox._operating.status import OutboxStatus, is_drained, status
 from outbox._operating.stored_message import MessageState, StoredMessage
 from outbox._publishers.async_router import AsyncRouter
 from outbox._publishers.direct import AsyncDirectDelivery, DirectDelivery

@@ -53,8 +53,7 @@ def problems(
 def _of_relays(found: OutboxOverview, limits: HealthLimits) -> Iterator[Problem]:
     since, now = found.no_relay_since, found.database.now
     is_due = found.next_due is not None and found.next_due <= now
-    counts = (found.pending, found.waiting, found.unknown, found.stray)
-    has_work = is_due or any(each.number or each.precision != "exact" for each in counts)
+    has_work = is_due or any(each.number for each in (found.pending, found.waiting, found.unknown))
     if any(each.lease_left >= 0 for each in found.relays):
         return
     if since is not None and now - since > limits.no_relay:
@@ -66,8 +65,8 @@ def _of_relays(found: OutboxOverview, limits: HealthLimits) -> Iterator[Problem]
 
 def _of_age(found: OutboxOverview, limits: HealthLimits) -> Iterator[Problem]:
     if not found.is_oldest_known:
-        text = "held messages fill the front of a bucket: how old those behind them are was not read"
-        yield Problem(LATE, text)
+        why = "very many are held, or in buckets that do not exist"
+        yield Problem(LATE, f"how old the oldest message is was not read: {why}")
     if found.oldest_age is None or found.oldest_age <= limits.age.total_seconds():
         return
     age = duration(timedelta(seconds=found.oldest_age))

@@ -42,15 +42,6 @@ def front(tables: OutboxTables, buckets: int) -> Select[Any]:
 
 
 @cache
-def strays(tables: OutboxTables) -> Select[Any]:
-    """Messages in some neighbouring buckets that do not exist, counted: up to `each`."""
-    c = tables.message.c
-    between = c.bucket.between(bindparam("first", type_=Integer), bindparam("last", type_=Integer))
-    rows = select(*_seen(tables)).where(between).order_by(c.bucket, c.sequence).limit(_limit("each"))
-    return _counted(rows.subquery("strays"))
-
-
-@cache
 def failed(tables: OutboxTables) -> Select[Any]:
     """Messages that were sent and not taken, counted: up to `limit`, found by the index of such messages."""
     rows = select(*_seen(tables)).where(has_failed(tables.message)).limit(_limit("limit"))
@@ -62,16 +53,17 @@ def _seen(tables: OutboxTables) -> list[ColumnElement[Any]]:
     c = table.c
     has_error = case((c.error.is_not(None), c.sequence)).label("failed")
     state = state_of(table).label("state")
-    return [c.bucket, c.topic, c.key, c.retry_at, has_error, state, since(table).label("since")]
+    return [c.bucket, c.sequence, c.topic, c.key, c.retry_at, has_error, state, since(table).label("since")]
 
 
 def _counted(rows: Subquery) -> Select[Any]:
-    """By bucket, topic and state: how many there are, the oldest time, the keys that are held, when the next
-    one is sent again, and the first one that has an error."""
+    """By bucket, topic and state: how many there are, the last sequence, the oldest time, the keys that are
+    held, when the next one is sent again, and the first one that has an error."""
     by = (rows.c.bucket, rows.c.topic, rows.c.state)
     return select(
         *by,
         func.count().label("messages"),
+        func.max(rows.c.sequence).label("last"),
         readable(func.min(rows.c.since)).label("since"),
         func.count(distinct(case((rows.c.state == "held", rows.c.key)))).label("held_keys"),
         readable(func.min(rows.c.retry_at)).label("retry_at"),

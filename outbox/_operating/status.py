@@ -1,8 +1,7 @@
 """The state of the outbox as a whole."""
 
-import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -11,49 +10,19 @@ from sqlalchemy import Connection, Engine, Row, Select, Table
 
 from inbox_outbox_base.checks import outbox_options
 from inbox_outbox_base.checks.options import MOST_ROWS
-from inbox_outbox_base.databases import member_statements, relaying_statements
+from inbox_outbox_base.databases import member_statements
 from inbox_outbox_base.databases.registry import relaying
 from inbox_outbox_base.databases.taking_statements import clock
 from inbox_outbox_base.tables.times import NO_TIME
-from outbox._publishing.buckets import Generation, gaps, generations
+from outbox._publishing.buckets import gaps, generations
 from outbox.schema import OutboxTables, tables
 
 from . import statements
+from .owners import GenerationStatus, Owners, RelayStatus
 from .stored_message import MessageState
 from .transact import transact
 
 _NO_LIMIT = 2**31 - 1
-
-
-@dataclass(frozen=True, slots=True)
-class RelayStatus:
-    """A relay that is running, or one that was lost and is not retired yet."""
-
-    name: str
-    epoch: int
-    """The relay's number, drawn when it joined."""
-    buckets: int
-    lease_left: float
-    """Seconds until the lease expires; if negative, the relay is lost and others take over its buckets."""
-    sending: int
-    """Messages in the batch that is being sent."""
-    joined_at: datetime
-    crowded_by: str | None
-    """The topic of most messages that the relay remembers because they cannot be sent yet, if these half fill
-    its memory, else None. Once it is full, other topics and keys wait, too."""
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationStatus:
-    """Buckets that were added together."""
-
-    number: int
-    buckets: int
-    added_at: datetime | None
-    """When its use began; None for the first generation, or if the change was interrupted."""
-    messages: int | None
-    """Messages that wait in these buckets, including delayed ones, counted up to a limit; None if this is the
-    only generation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,14 +109,10 @@ def _is_drained(connection: Connection, tables: OutboxTables) -> bool:
 
 
 def _status(connection: Connection, tables: OutboxTables, most: int | None) -> OutboxStatus:
-    owners = connection.execute(statements.buckets(tables)).all()
-    relays = connection.execute(statements.relays(tables)).all()
-    alive = {row.epoch for row in relays if row.lease_until >= row.now}
-    known = generations(connection, tables) if owners else []
-    empty = gaps(known)
-    stray = count_in(connection, tables.message, empty, most)
+    owners = Owners(connection, tables)
+    stray = owners.strays(tables.message, most)
     marks = {} if stray else relaying(connection.dialect.name, tables).marks(connection)
-    line = _Line(connection, tables, {row.bucket: marks.get(row.bucket, 0) for row in owners}, most)
+    line = _Line(connection, tables, {bucket: marks.get(bucket, 0) for bucket in owners.numbers}, most)
     delayed, delayed_is_estimate = _count(connection, tables.delayed, most)
     dead, dead_is_estimate = _count(connection, tables.dead, most)
     in_line = [MessageState.PENDING, MessageState.WAITING, MessageState.UNKNOWN, MessageState.HELD]
@@ -158,12 +123,12 @@ def _status(connection: Connection, tables: OutboxTables, most: int | None) -> O
         **counts,
         estimated=tuple(estimated),
         oldest_age=line.oldest_age,
-        relays=tuple(relay_status(row) for row in relays),
-        buckets=next((len(each.buckets) for each in reversed(known) if each.is_open), 0),
-        unowned=sum(row.epoch not in alive for row in owners),
-        paused=tuple(sorted(connection.execute(relaying_statements.paused(tables)).scalars())),
-        generations=tuple(generation_status(connection, tables, known, most)),
-        stray=stray + (0 if delayed_is_estimate else count_in(connection, tables.delayed, empty, most)),
+        relays=owners.relays,
+        buckets=owners.buckets,
+        unowned=owners.unowned,
+        paused=owners.paused,
+        generations=owners.generations(most),
+        stray=stray + (0 if delayed_is_estimate else owners.strays(tables.delayed, most)),
     )
 
 
@@ -234,34 +199,3 @@ def _count(connection: Connection, table: Table, most: int | None) -> tuple[int,
 
 def _estimated(connection: Connection, table: Table, least: int) -> int:
     return max(least, relaying(connection.dialect.name, tables(table.schema)).estimate(connection, table))
-
-
-def count_in(connection: Connection, table: Table, places: Sequence[range], most: int | None) -> int:
-    """The number of rows in these buckets; in each range up to a limit."""
-    questions = ({"first": each.start, "last": each.stop - 1, "limit": most or _NO_LIMIT} for each in places)
-    return sum(connection.execute(statements.count_between(table), each).scalar_one() for each in questions)
-
-
-def generation_status(
-    connection: Connection, tables: OutboxTables, known: Sequence[Generation], most: int | None
-) -> Iterator[GenerationStatus]:
-    times = {row.generation: row.added_at for row in connection.execute(statements.added_at(tables))}
-    for each in known:
-        messages = None
-        if len(known) > 1:
-            both = (tables.message, tables.delayed)
-            messages = sum(count_in(connection, table, [each.buckets], most) for table in both)
-        yield GenerationStatus(each.number, len(each.buckets), times.get(each.number), messages)
-
-
-def relay_status(row: Row[Any]) -> RelayStatus:
-    sending = json.loads(row.sending or "{}")
-    return RelayStatus(
-        name=row.name,
-        epoch=row.epoch,
-        buckets=row.buckets,
-        lease_left=(row.lease_until - row.now).total_seconds(),
-        sending=sum(len(sequences) for sequences in sending.values()),
-        joined_at=row.joined_at,
-        crowded_by=row.crowded_by,
-    )

@@ -3,11 +3,12 @@
 from datetime import timedelta
 
 import pytest
-from sqlalchemy import Engine, delete, text, update
+from sqlalchemy import Engine, text, update
 
 import outbox
 from inbox_outbox_base.tables.outbox import OUTBOX
 from outbox import Count, OutboxOverview, Refused, Relay, Unavailable, Unknown
+from outbox._operating import in_line
 from outbox.errors import InvalidOption, TablesMissing
 from tests.support.database import Database
 from tests.support.filling import FAILED, TOPICS, fill_outbox
@@ -107,15 +108,23 @@ def test_messages_in_buckets_that_do_not_exist(engine: Engine) -> None:
 
 
 @on("sqlite")
-def test_very_many_messages_in_buckets_that_do_not_exist(engine: Engine) -> None:
-    """Their count is a lower bound, also if they are in several buckets."""
+def test_many_buckets_that_do_not_exist(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages in them are counted like others: held ones in one bucket hide none in another. If there are
+    too many such buckets, the counts are lower bounds."""
     publish(engine, *("a" * length for length in range(1, 121)))
     c = TABLES.message.c
     with engine.begin() as connection:
         connection.execute(update(TABLES.message).values(bucket=1_000 + c.sequence % 3))
+        held = update(TABLES.message).where(c.bucket != 1_002)
+        connection.execute(held.values(state="held", error="no", attempts=1))
     found = outbox.overview(engine)
-    assert found.pending == Count(100, "at least")
-    assert found.stray == Count(120)
+    assert (found.pending, found.held, found.stray) == (Count(40), Count(80), Count(120))
+    assert found.is_oldest_known
+    assert found.oldest_age is not None
+    monkeypatch.setattr(in_line, "_STRAY_BUCKETS", 2)
+    found = outbox.overview(engine)
+    assert (found.pending, found.held) == (Count(0, "at least"), Count(80, "at least"))
+    assert not found.is_oldest_known
 
 
 def test_a_message_without_an_answer_is_sent_again(engine: Engine) -> None:
@@ -127,17 +136,22 @@ def test_a_message_without_an_answer_is_sent_again(engine: Engine) -> None:
 
 
 @on("sqlite")
-def test_held_messages_that_hide_others(engine: Engine) -> None:
-    """If the front of a bucket holds nothing else, it says that the oldest message is not known."""
+def test_held_messages_that_hide_others(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the front of a bucket holds nothing else, it looks behind it; if that is no end of held messages, it
+    says that the oldest message is not known."""
     publish(engine, *("h" * length for length in range(1, 102)))
     with engine.begin() as connection:
         connection.execute(update(TABLES.message).values(state="held", error="no", attempts=1))
-    assert not outbox.overview(engine).is_oldest_known
-    publish(engine, "a1")
-    assert outbox.overview(engine).oldest_age is not None
-    with engine.begin() as connection:
-        connection.execute(delete(TABLES.message).where(TABLES.message.c.state == "held"))
-    assert outbox.overview(engine).is_oldest_known
+    found = outbox.overview(engine)
+    assert (found.pending, found.held, found.is_oldest_known) == (Count(0), Count(101), True)
+    publish(engine, "h")
+    found = outbox.overview(engine)
+    assert (found.pending, found.held, found.is_oldest_known) == (Count(1), Count(101), True)
+    assert found.oldest_age is not None
+    monkeypatch.setattr(in_line, "_FRONT", 640)
+    monkeypatch.setattr(in_line, "_BEHIND", 1)
+    found = outbox.overview(engine)
+    assert (found.pending, found.oldest_age, found.is_oldest_known) == (Count(0, "at least"), None, False)
 
 
 def test_since_when_no_relay_runs(engine: Engine) -> None:
