@@ -6,12 +6,13 @@ from typing import Annotated
 import typer
 
 from inbox_outbox._connect import Json, Schema, Url, engine_at
+from inbox_outbox._exit import UNSEEN
 from inbox_outbox._place import place_of, print_place
 from inbox_outbox._print import as_json, printable
 from inbox_outbox._times import length
 
-from .looking import look
-from .problems import HealthLimits, problems
+from .looking import Half, look
+from .problems import HealthLimits, Problem, problems
 
 
 def health(
@@ -26,13 +27,17 @@ def health(
     max_overdue: Annotated[
         str, typer.Option(help="How far keys may be past their retention.", metavar="TIME")
     ] = "1d",
+    only: Annotated[
+        Half | None, typer.Option(help="Look at this half alone, with the rights to no other.")
+    ] = None,
     schema: Schema = None,
     json: Json = False,
 ) -> None:
     """Say whether somebody has to look at the inbox or the outbox.
 
     Exit code 0: no. Else that of the most urgent problem: 10 no relay is running; 7 a message has waited for
-    too long; 11 messages are dead, held or halted; 12 no purge deletes keys that are past their retention.
+    too long; 11 messages are dead, held or halted; 12 no purge deletes keys that are past their retention;
+    13 one half could not be seen.
     """
     limits = HealthLimits(
         age=length("max-age", max_age),
@@ -42,16 +47,16 @@ def health(
     )
     with engine_at(url, schema) as engine:
         place = place_of(engine, schema)
-        halves = look(engine, schema)
+        halves = look(engine, schema, only)
     found = problems(halves.inbox, halves.outbox, limits)
+    found += (Problem(UNSEEN, each) for each in halves.unseen)
     if json:
         said = [asdict(each) for each in found]
-        answer = {"is_healthy": not found, "problems": said, "unseen": halves.unseen}
-        as_json({"database": asdict(place), **answer})
+        as_json({"database": asdict(place), "is_healthy": not found, "problems": said})
     else:
         print_place(place)
-        for text in (*(each.text for each in found), *halves.unseen):
-            print(printable(text))
+        for each in found:
+            print(printable(each.text))
         if not found:
             print("healthy")
     if found:

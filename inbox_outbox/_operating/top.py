@@ -66,7 +66,7 @@ def _shown(engine: Engine, schema: str | None, width: int) -> Group:
     parts: list[Any] = [Text(printable(f"{database.place}, {database.now:%Y-%m-%d %H:%M:%S} UTC"))]
     found = problems(inbox, outbox, HealthLimits())
     parts += [Text(printable(each.text), style="bold red") for each in found]
-    if not found:
+    if not found and not halves.unseen:
         parts.append(Text("nothing needs you", style="green"))
     if outbox is not None:
         parts += _of_outbox(outbox, width)
