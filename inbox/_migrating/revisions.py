@@ -9,9 +9,10 @@ from functools import cache
 from pathlib import Path
 
 from alembic.script import Script, ScriptDirectory
-from sqlalchemy import Connection, Index, inspect
+from sqlalchemy import Connection, inspect
 
-from inbox_outbox_base.checks.missing import missing_indexes
+from inbox_outbox_base.checks.indexes import LackingIndex
+from inbox_outbox_base.databases.registry import checking
 from inbox_outbox_base.errors.inbox import InvalidOption, UnsupportedDatabase
 from inbox_outbox_base.tables.inbox import FEATURES, tables
 
@@ -105,13 +106,15 @@ def undone(
     return missing
 
 
-def unindexed(connection: Connection, schema: str | None, start: int, present: Features) -> Iterator[Index]:
+def unindexed(
+    connection: Connection, schema: str | None, start: int, present: Features
+) -> Iterator[LackingIndex]:
     """Indexes that tables of these features lack: a migration has died between CREATE TABLE and CREATE INDEX,
     where DDL cannot be rolled back. (A table's indexes are all made by the revision that makes the table.)"""
     declared = {table.name: table for table in tables(schema).metadata.sorted_tables}
     for step in revisions()[:start]:
         for name in step.module.makes if concerns(step, present) else ():
-            yield from missing_indexes(connection, declared[name])
+            yield from checking(connection.dialect.name).lacking_indexes(connection, declared[name])
 
 
 def _half(step: Script, what: str) -> UnsupportedDatabase:

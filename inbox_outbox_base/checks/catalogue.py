@@ -1,12 +1,15 @@
 """The contract between a check and a database: what the catalogue says about our tables."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import ClassVar
 
 from sqlalchemy import Connection, Dialect, PrimaryKeyConstraint, Table, UniqueConstraint
 
 from inbox_outbox_base.tables.columns import Bytewise
 from inbox_outbox_base.words.findings import Finding
+
+from .indexes import FoundIndex, LackingIndex, lacking_indexes, reflected
 
 ADDED_BY_RELAYS = frozenset(f"outbox_{name}" for name in ("message", "sent", "dead", "gone", "relay"))
 """Tables to which relays add rows: one without a place stops a relay, and publishers do not notice."""
@@ -14,6 +17,9 @@ ADDED_BY_RELAYS = frozenset(f"outbox_{name}" for name in ("message", "sent", "de
 
 class Checking(ABC):
     """One subclass for each database."""
+
+    named_indexes: ClassVar[Sequence[str]] = ()
+    """Our indexes that statements name."""
 
     @abstractmethod
     def look(self, connection: Connection, tables: Sequence[Table]) -> list[Finding]:
@@ -40,6 +46,15 @@ class Checking(ABC):
     def hides_rows(self, connection: Connection, tables: Sequence[Table]) -> list[str]:
         """The tables of which this role sees only some rows."""
         return []
+
+    def lacking_indexes(self, connection: Connection, table: Table) -> Iterator[LackingIndex]:
+        """Our indexes that this table lacks: nothing is wrong without them, but slow."""
+        found = self._indexes(connection, table)
+        return lacking_indexes(connection, table, found, self.named_indexes)
+
+    def _indexes(self, connection: Connection, table: Table) -> Iterable[FoundIndex]:
+        """The table's indexes in the database."""
+        return reflected(connection, table)
 
 
 def refused(table: str, why: str, to_do: str) -> Finding:

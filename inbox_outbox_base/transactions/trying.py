@@ -8,7 +8,7 @@ from sqlalchemy import Connection, Engine, Table, false, literal, select
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from inbox_outbox_base.checks.missing import making, missing_indexes, raise_clearer
+from inbox_outbox_base.checks.missing import raise_clearer
 from inbox_outbox_base.databases.registry import checking, taking
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import InboxError, InvalidOption, TablesMissing
@@ -118,7 +118,8 @@ class Trials:
             with self.rolled_back() as connection:
                 found = database.look(connection, [table])
                 if not any(each.result in ("refused", "not tried") for each in found):
-                    found += _without_indexes(connection, table)
+                    lacking = database.lacking_indexes(connection, table)
+                    found += (Finding(f"table {table.name}", "said", each.text) for each in lacking)
                 findings += found or [Finding(f"table {table.name}", "right")]
         return findings
 
@@ -140,13 +141,6 @@ class Trials:
         """Whether nothing can be written here."""
         with self.rolled_back() as connection:
             return checking(self.engine.dialect.name).is_read_only(connection)
-
-
-def _without_indexes(connection: Connection, table: Table) -> Iterator[Finding]:
-    """Indexes of ours that are missing: nothing breaks, but whole tables are read."""
-    for index in missing_indexes(connection, table):
-        why = f"index {index.name} is missing, so purges, relays or commands read the whole table"
-        yield Finding(f"table {table.name}", "said", f"{why}; run {making(connection, index)}")
 
 
 def usable(engine: object, error: type[InvalidOption] = InvalidOption) -> Engine:

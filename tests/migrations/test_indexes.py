@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine, event, inspect
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.schema import DropIndex
 
 import inbox
@@ -14,6 +15,7 @@ from inbox_outbox_base.words.findings import Finding
 from tests.support.database import Database
 from tests.support.inspection import snapshot
 from tests.support.on_servers import BOTH_MYSQL, on
+from tests.support.outbox_publishers import Recorder, relay
 
 pytestmark = pytest.mark.mysql
 
@@ -82,3 +84,60 @@ def test_a_check_in_a_schema(database: Database) -> None:
     [finding] = said(engine, schema)
     statement = f'CREATE INDEX inbox_status_updated_at ON "{schema}".inbox_status'
     assert f"{statement} (status, consumer, updated_at)" in finding.why
+
+
+@on("postgresql", *BOTH_MYSQL)
+def test_an_index_that_the_server_does_not_use(migrated: Database, caplog: pytest.LogCaptureFixture) -> None:
+    """`check` names an index that is there and not used, or that is another one than ours, with what to run;
+    where migrations look for indexes, they log it."""
+    engine, whole = migrated.engine(), snapshot(migrated.engine())
+    autocommit = migrated.engine(isolation_level="AUTOCOMMIT")
+    is_mysql = engine.dialect.name != "postgresql"
+    with autocommit.connect() as connection:
+        if not is_mysql:  # as CREATE INDEX CONCURRENTLY leaves it if it fails
+            invalid = "'outbox_dead_dead_at'::regclass"
+            connection.exec_driver_sql(f"UPDATE pg_index SET indisvalid = false WHERE indexrelid = {invalid}")
+        else:
+            word = "IGNORED" if migrated.name == "mariadb" else "INVISIBLE"
+            connection.exec_driver_sql(f"ALTER TABLE outbox_dead ALTER INDEX outbox_dead_dead_at {word}")
+        on_table = " ON outbox_sent" if is_mysql else ""
+        connection.exec_driver_sql(f"DROP INDEX outbox_sent_sent_at{on_table}")
+        connection.exec_driver_sql("CREATE INDEX outbox_sent_sent_at ON outbox_sent (keep_until)")
+    unused, other = said(engine)
+    assert unused.why.startswith("index outbox_dead_dead_at is ")
+    assert other.why.startswith("index outbox_sent_sent_at has other columns")
+    if is_mysql:
+        migration.migrate(engine)
+        assert caplog.messages == [f"{each.what}: {each.why}" for each in (unused, other)]
+    with autocommit.connect() as connection:
+        for each in (unused, other):
+            for statement in each.why.split("; run ")[1].split(", and then "):
+                connection.exec_driver_sql(statement)
+    assert said(engine) == []
+    assert snapshot(engine) == whole
+
+
+@on(*BOTH_MYSQL)
+def test_an_index_that_statements_name(migrated: Database) -> None:
+    """A relay cannot read the outbox by an index of another name, and `check` says so."""
+    engine = migrated.engine()
+    with engine.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE outbox_message RENAME INDEX outbox_message_bucket TO other")
+    [finding] = said(engine)
+    assert (
+        "index outbox_message_bucket is missing, so relays fail, because their statements name it"
+        in finding.why
+    )
+    with pytest.raises(OperationalError, match="1176"):
+        relay(engine, Recorder())
+
+
+@on("postgresql", "sqlite")
+def test_an_index_of_some_rows(migrated: Database) -> None:
+    """An index with a condition that is not ours leaves rows out, and so it is none."""
+    engine = migrated.engine()
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DROP INDEX outbox_dead_dead_at")
+        connection.exec_driver_sql("CREATE INDEX other ON outbox_dead (dead_at) WHERE topic = 'mail'")
+    [finding] = said(engine)
+    assert finding.why.startswith("index outbox_dead_dead_at is missing")

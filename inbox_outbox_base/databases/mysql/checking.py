@@ -3,7 +3,7 @@ triggers only with the right TRIGGER."""
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Dialect, Row, Table, bindparam, text
@@ -20,6 +20,7 @@ from inbox_outbox_base.checks.catalogue import (
     wrong_keys,
     wrong_types,
 )
+from inbox_outbox_base.checks.indexes import FoundIndex
 from inbox_outbox_base.checks.missing import schema_of
 from inbox_outbox_base.words.findings import Finding
 
@@ -74,6 +75,16 @@ _SESSION = text("""
     SELECT @@sql_select_limit AS sql_select_limit, @@sql_safe_updates AS sql_safe_updates,
            timestampdiff(SECOND, now(), sysdate()) AS behind
 """)
+# All columns: servers name the one about use differently, and old ones lack it.
+_INDEXES = text("""
+    SELECT * FROM information_schema.statistics
+    WHERE table_schema = coalesce(:schema, database()) AND table_name = :table
+""")
+_UNUSED = {
+    "is_visible": ("NO", "INVISIBLE", "VISIBLE"),
+    "ignored": ("YES", "IGNORED", "NOT IGNORED"),
+}
+"""MySQL's column and MariaDB's: its value for an index that is not used, the word, and what to type."""
 _UNLIMITED = 2**32 - 1
 """A larger `sql_select_limit`, or this one, limits nothing."""
 _OWN_TIME = 3_600
@@ -89,6 +100,8 @@ _LONG_TEXT = ("mediumtext", "longtext")
 
 class MySQLChecking(Checking):
     """One statement."""
+
+    named_indexes = ("outbox_message_bucket",)  # after FORCE INDEX
 
     def look(self, connection: Connection, tables: Sequence[Table]) -> list[Finding]:
         given = {"schema": schema_of(connection, tables[0]), "tables": [each.name for each in tables]}
@@ -129,6 +142,30 @@ class MySQLChecking(Checking):
 
     def is_read_only(self, connection: Connection) -> bool:
         return bool(connection.execute(_IS_READ_ONLY).scalar_one())
+
+    def _indexes(self, connection: Connection, table: Table) -> Iterator[FoundIndex]:
+        # SQLAlchemy does not find those that MariaDB ignores.
+        given = {"schema": schema_of(connection, table), "table": table.name}
+        by_name: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        for row in connection.execute(_INDEXES, given).mappings():
+            said = {name.lower(): value for name, value in row.items()}
+            by_name[said["index_name"]].append(said)
+        quote = connection.dialect.identifier_preparer
+        for name, rows in by_name.items():
+            columns = tuple(map(_column, sorted(rows, key=lambda row: row["seq_in_index"])))
+            for column, (value, why, word) in _UNUSED.items():
+                if rows[0].get(column) == value:
+                    place = quote.format_table(table)
+                    mending = f"ALTER TABLE {place} ALTER INDEX {quote.quote(name)} {word}"
+                    yield FoundIndex(name, columns, unused=why, mending=mending)
+                    break
+            else:
+                yield FoundIndex(name, columns)
+
+
+def _column(row: Mapping[str, Any]) -> str | None:
+    is_whole = row["sub_part"] is None and row["collation"] == "A" and row["index_type"] == "BTREE"
+    return row["column_name"] if is_whole else None
 
 
 def _problems(table: Table, dialect: Dialect, found: dict[str, list[Row[Any]]]) -> Iterator[Finding]:

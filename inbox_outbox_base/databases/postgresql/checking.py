@@ -5,6 +5,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -38,6 +39,7 @@ from inbox_outbox_base.checks.catalogue import (
     wrong_keys,
     wrong_types,
 )
+from inbox_outbox_base.checks.indexes import FoundIndex, reflected
 from inbox_outbox_base.words.findings import Finding
 
 from .relations import relation
@@ -187,6 +189,20 @@ def _hiding(tables: tuple[Table, ...]) -> Select[Any]:
     return names.where(_are(tables), literal_column(_HIDES))
 
 
+@cache
+def _invalid(table: Table) -> Select[Any]:
+    """Indexes that CREATE INDEX CONCURRENTLY has begun and not ended, or that lack those of partitions."""
+    columns: list[ColumnElement[Any]] = [
+        literal_column("i.relname::text").label("name"),
+        literal_column("i.oid::regclass::text").label("place"),
+        literal_column("i.relkind = 'I'").label("has_parts"),
+    ]
+    invalid = select(*columns).select_from(
+        text("pg_index x JOIN pg_class i ON i.oid = x.indexrelid JOIN pg_class c ON c.oid = x.indrelid")
+    )
+    return invalid.where(_are([table]), literal_column("NOT x.indisvalid"))
+
+
 def _are(tables: Sequence[Table]) -> ColumnElement[bool]:
     return literal_column("c.oid", OID).in_([relation(each) for each in tables])
 
@@ -222,6 +238,15 @@ class PostgreSQLChecking(Checking):
 
     def hides_rows(self, connection: Connection, tables: Sequence[Table]) -> list[str]:
         return list(connection.execute(_hiding(tuple(tables))).scalars())
+
+    def _indexes(self, connection: Connection, table: Table) -> Iterator[FoundIndex]:
+        invalid = {row.name: row for row in connection.execute(_invalid(table))}
+        for each in reflected(connection, table):
+            if (row := invalid.get(each.name)) is None:
+                yield each
+            else:
+                mending = None if row.has_parts else f"REINDEX INDEX CONCURRENTLY {row.place}"
+                yield replace(each, unused="invalid, unless it is being built", mending=mending)
 
 
 def _problems(row: Row[Any], table: Table, dialect: Dialect, *, is_distributed: bool) -> Iterator[Finding]:
