@@ -23,7 +23,7 @@ from inbox._listening.listener import Listener
 from inbox._listening.outcome import Action, Decision, Decisions, Outcome
 from inbox._operating.bulk import discard_all, release_all, retry_all
 from inbox._operating.check import check
-from inbox._operating.overview import ConsumerOverview, InboxOverview, overview
+from inbox._operating.overview import ConsumerOverview, InboxOverview, PurgeOverview, overview
 from inbox._operating.purge import Purged, purge
 from inbox._operating.repair import discard, list_messages, release, resolve_step, retry, show_message
 from inbox._operating.set_policy import set_policy
@@ -85,6 +85,7 @@ __all__ = [
     "OperatorDecision",
     "Outcome",
     "Policy",
+    "PurgeOverview",
     "Purged",
     "Record",
     "RedisStore",

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import CompoundSelect, Connection, Engine, Table
+from sqlalchemy import CompoundSelect, Connection, Engine, Table, select
 
 from inbox._status_mode.stores import Status
 from inbox_outbox_base.checks.missing import is_there, missing_table
@@ -29,6 +29,19 @@ _TAKEN, _LEAST_TAKEN = 20_000, 100
 """The most keys counted of all consumers, and at least of each one."""
 _CONSUMERS, _TOGETHER = 100, 20
 """The most consumers, and those about which one statement asks."""
+
+
+@dataclass(frozen=True, slots=True)
+class PurgeOverview:
+    """The last purge of a consumer."""
+
+    begun_at: datetime
+    ended_at: datetime | None
+    """None if it is running, or has died."""
+    rows: int
+    """Deleted messages."""
+    finished: bool
+    """Whether it has deleted all old rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +71,8 @@ class ConsumerOverview:
     overdue: float
     """By how many seconds its oldest key, message or load is past its retention, because no purge has deleted
     it; 0 if none is."""
+    last_purge: PurgeOverview | None
+    """None if no purge has been recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +134,12 @@ def _overview(connection: Connection, tables: Tables) -> InboxOverview:
     for table, statement, more in asked:
         if table in found:
             _ask(connection, tables, shown, statement, more, answers)
+    purges = _purges(connection, tables.purge)
     policies = look(connection, tables)
-    consumers = [_consumer(name, policies.get(name), answers[name], most, database.now) for name in shown]
+    consumers = [
+        _consumer(name, policies.get(name), answers[name], most, database.now, purges.get(name))
+        for name in shown
+    ]
     return InboxOverview(database, tuple(consumers), len(names) > _CONSUMERS)
 
 
@@ -133,6 +152,15 @@ def _names(connection: Connection, table: Table) -> Iterator[str]:
         if name is None:
             return
         yield name
+
+
+def _purges(connection: Connection, table: Table) -> dict[str, PurgeOverview]:
+    if not is_there(connection, table):
+        return {}
+    check_sees_all(connection, [table])
+    c = table.c
+    found = connection.execute(select(c.consumer, c.begun_at, c.ended_at, c.rows, c.finished))
+    return {row[0]: PurgeOverview(*row[1:]) for row in found}
 
 
 @dataclass(slots=True)
@@ -168,7 +196,12 @@ def _ask(
 
 
 def _consumer(
-    name: str, policy: Policy | None, found: _Answers, most: int, now: datetime
+    name: str,
+    policy: Policy | None,
+    found: _Answers,
+    most: int,
+    now: datetime,
+    last_purge: PurgeOverview | None,
 ) -> ConsumerOverview:
     kept = Retention().duration if policy is None else policy.retention
     dead = policy.dead_retention if policy and policy.dead_retention else DEAD_RETENTION
@@ -190,4 +223,5 @@ def _consumer(
         rejected=found.count("rejected"),
         oldest=found.oldest("oldest", "oldest load", f"oldest {Status.CONSUMED}"),
         overdue=max([0.0, *late]),
+        last_purge=last_purge,
     )

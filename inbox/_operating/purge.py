@@ -95,5 +95,5 @@ def purge(
         run.kept.check()
     for each, aging, horizon in run.shelves(consumer):
         if not run.empty(each, aging, horizon):
-            return run.state(finished=False)
-    return run.state(finished=run.forget_loads(consumer))
+            return run.ended(finished=False)
+    return run.ended(finished=run.forget_loads(consumer))

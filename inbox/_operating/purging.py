@@ -27,6 +27,7 @@ from inbox_outbox_base.transactions.policy import Policy, look, superseded
 from inbox_outbox_base.transactions.safety import check_sees_all
 
 from .keeping import Keeping
+from .purge_record import PurgeRecord
 
 T = TypeVar("T")
 _TRIES = 8
@@ -85,6 +86,12 @@ class PurgeRun:
         """The tables that exist: an application may have made those of some features only."""
         self.rows = self.batches = 0
         self.began = time.monotonic()
+        self.record = PurgeRecord(tables.purge, self._transact)
+
+    def ended(self, *, finished: bool) -> Purged:
+        """Record the end."""
+        self.record.end(finished=finished)
+        return self.state(finished=finished)
 
     def state(self, *, finished: bool) -> Purged:
         seconds = time.monotonic() - self.began
@@ -246,6 +253,7 @@ class PurgeRun:
     ) -> bool:
         """Run batch after batch, each from the end of the last one, so that nothing is read twice; False if
         the budget ran out first."""
+        self.record.begin(consumer)
         while not self._is_over():
             self.look_again(consumer)
             began = time.monotonic()
@@ -265,6 +273,7 @@ class PurgeRun:
     def _tell(self, consumer: str, deleted: int, seconds: float) -> None:
         self.rows += deleted
         self.batches += 1
+        self.record.add(consumer, deleted)
         self.hooks(Event(kind=EventKind.PURGED, consumer=consumer, count=deleted, seconds=seconds))
         if self.progress is not None:
             self.progress(self.state(finished=False))

@@ -99,7 +99,9 @@ def _of_purges(found: InboxOverview, limits: HealthLimits) -> Iterator[Problem]:
     if late:
         worst = duration(timedelta(seconds=max(each.overdue for each in late)))
         names = _names(each.consumer for each in late)
-        text = f"keys are up to {worst} past their retention, and no purge deletes them{names}"
+        ends = [each.last_purge.begun_at for each in late if each.last_purge is not None]
+        last = f"since {min(ends):%Y-%m-%d %H:%M} UTC" if len(ends) == len(late) else "ever, of some"
+        text = f"keys are up to {worst} past their retention, and no purge has run {last}{names}"
         yield Problem(OVERDUE, text)
 
 

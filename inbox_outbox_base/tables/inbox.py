@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     CheckConstraint,
     Column,
     Index,
@@ -70,6 +71,7 @@ class Tables:
     ledger: Table
     rejected: Table
     status: Table
+    purge: Table
     outbox: OutboxTables
     decision: Table
     version: Table
@@ -111,7 +113,8 @@ def _tables(schema: str | None) -> Tables:
     # By this index a purge finds each consumer's oldest rows. Loads are purged by the ledger.
     Index("inbox_message_accepted_at", c.consumer, c.accepted_at, **where(c.accepted_at.is_not(None)))
     consumer, ledger, rejected = _consumer(metadata), _ledger(metadata), _rejected(metadata)
-    status, outbox, decision = _status(metadata), outbox_tables(metadata), decision_table(metadata)
+    status, purge = _status(metadata), _purge(metadata)
+    outbox, decision = outbox_tables(metadata), decision_table(metadata)
     version = Table(
         VERSION_TABLE,
         metadata,
@@ -119,7 +122,7 @@ def _tables(schema: str | None) -> Tables:
         PrimaryKeyConstraint("version_num", name=f"{VERSION_TABLE}_pkc"),
     )
     begin_with(version, f"(version_num) VALUES ('{REVISION}')")
-    return Tables(message, consumer, ledger, rejected, status, outbox, decision, version)
+    return Tables(message, consumer, ledger, rejected, status, purge, outbox, decision, version)
 
 
 def _outbox(schema: str | None) -> OutboxTables:
@@ -218,6 +221,23 @@ def _consumer(metadata: MetaData) -> Table:
     return consumer
 
 
+def _purge(metadata: MetaData) -> Table:
+    """When each consumer was last purged: `ended_at` is NULL while a purge runs, and after one that died."""
+    purge = Table(
+        "inbox_purge",
+        metadata,
+        Column("consumer", Bytewise(128), nullable=False),
+        Column("begun_at", UtcDateTime, nullable=False, server_default=utcnow()),
+        Column("ended_at", UtcDateTime),
+        Column("rows", BigInteger, nullable=False),
+        Column("finished", Boolean, nullable=False),
+        PrimaryKeyConstraint("consumer", name="inbox_purge_pkey"),
+        **options(),
+    )
+    _named(purge, "consumer")
+    return purge
+
+
 def _status(metadata: MetaData) -> Table:
     """Status-table mode: how far each message is, and who holds it."""
     status = Table(
@@ -273,9 +293,9 @@ CONSUMER_RULES = {
 """Rules that every consumer's policy obeys, by the constraint's name."""
 
 FEATURES = {
-    "inbox": ("inbox_message", "inbox_consumer", DECISION),
-    "status": ("inbox_status", "inbox_consumer", DECISION),
-    "ledger": ("inbox_ledger", "inbox_rejected", "inbox_consumer", DECISION),
+    "inbox": ("inbox_message", "inbox_consumer", "inbox_purge", DECISION),
+    "status": ("inbox_status", "inbox_consumer", "inbox_purge", DECISION),
+    "ledger": ("inbox_ledger", "inbox_rejected", "inbox_consumer", "inbox_purge", DECISION),
     "outbox": (*OUTBOX, DECISION),
 }
 """The tables of each feature; the first one belongs to no other feature. (The Spark writer needs "inbox" and

@@ -1,4 +1,4 @@
-"""Each consumer's mode, and how long its keys are kept."""
+"""Each consumer's mode, how long its keys are kept, and when it was last purged."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -11,7 +11,7 @@ down_revision = "0004"
 branch_labels = None
 depends_on = None
 features = ("inbox", "status", "ledger")
-makes = ("inbox_consumer",)
+makes = ("inbox_consumer", "inbox_purge")
 
 RULES = {
     "mode": "mode IN ('exactly-once', 'status')",
@@ -39,7 +39,21 @@ def upgrade() -> None:
         schema=context.opts["inbox_schema"],
         **options(),
     )
+    op.create_table(
+        "inbox_purge",
+        sa.Column("consumer", plain_text(128), nullable=False),
+        sa.Column("begun_at", plain_time(), nullable=False, server_default=now),
+        sa.Column("ended_at", plain_time()),
+        sa.Column("rows", sa.BigInteger, nullable=False),
+        sa.Column("finished", sa.Boolean, nullable=False),
+        sa.PrimaryKeyConstraint("consumer", name="inbox_purge_pkey"),
+        sa.CheckConstraint(sa.column("consumer") != "", name="inbox_purge_consumer_not_empty"),
+        schema=context.opts["inbox_schema"],
+        **options(),
+    )
 
 
 def downgrade() -> None:
-    op.drop_table("inbox_consumer", schema=op.get_context().opts["inbox_schema"], if_exists=True)
+    schema = op.get_context().opts["inbox_schema"]
+    for table in reversed(makes):
+        op.drop_table(table, schema=schema, if_exists=True)

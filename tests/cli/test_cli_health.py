@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from sqlalchemy import Engine, delete, update
+from sqlalchemy import Engine, delete, insert, update
 
 import outbox
 from inbox import Inbox, SqlStore, StatusInbox
@@ -98,7 +98,12 @@ def test_keys_that_no_purge_deletes(engine: Engine, run: Run) -> None:
         connection.execute(update(tables().message).values(accepted_at=old))
     done = run("health")
     assert done.returncode == 12
-    assert "keys are up to 5 d past their retention, and no purge deletes them (billing)" in done.stdout
+    late = "keys are up to 5 d past their retention, and no purge has run"
+    assert f"{late} ever, of some (billing)" in done.stdout
+    with engine.begin() as connection:
+        done_at = {"begun_at": old, "ended_at": old, "rows": 0, "finished": True}
+        connection.execute(insert(tables().purge).values(consumer="billing", **done_at))
+    assert f"{late} since {old:%Y-%m-%d %H:%M} UTC (billing)" in run("health").stdout
     assert run("health", "--max-overdue", "6d").returncode == 0
 
 

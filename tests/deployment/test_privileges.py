@@ -229,8 +229,8 @@ def granted(migrated: Database) -> Any:
 @pytest.mark.parametrize("part", PARTS)
 def test_each_part_needs_these_rights(granted: tuple[Database, Role], part: str) -> None:
     """With the privileges listed on the page the part does all its work; without any one of them it fails
-    with the database's own error. (Without those on `inbox_consumer` messages are still taken, and without
-    those to write to `ops_decision` operators still decide.)"""
+    with the database's own error. (Without those on `inbox_consumer` messages are still taken, without those
+    to write to `ops_decision` operators still decide, and without those on `inbox_purge` purges run.)"""
     database, app = granted
     needed = rights(database.name, part)
     assert needed
@@ -255,6 +255,8 @@ def is_needed(part: str, database: Database, app: Role, right: Right) -> bool:
         app.grant(right)
     if right.thing == "ops_decision":
         return right.name != "SELECT"
+    if right.thing == "inbox_purge":
+        return part == "purge"
     return right.thing == "inbox_consumer" and part in ("take", "status mode", *SPARK)
 
 

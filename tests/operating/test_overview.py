@@ -54,6 +54,38 @@ def test_a_consumer_of_the_exactly_once_path(engine: Engine) -> None:
     assert inbox.overview(engine).consumers[0].overdue == 0
 
 
+def test_the_last_purge(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    """A purge is recorded with what it has deleted; one that dies has no end, and a dry run is none."""
+    take(engine, "a", "b", retention=60)
+    inbox.purge(engine, dry_run=True)
+    assert inbox.overview(engine).consumers[0].last_purge is None
+    old = datetime.now(UTC) - DAY
+    with engine.begin() as connection:
+        connection.execute(update(TABLES.message).where(TABLES.message.c.key == "a").values(accepted_at=old))
+    assert inbox.purge(engine).rows == 1
+    (found,) = inbox.overview(engine).consumers
+    assert found.last_purge is not None
+    assert (found.last_purge.rows, found.last_purge.finished) == (1, True)
+    assert found.last_purge.ended_at is not None
+    assert found.last_purge.begun_at <= found.last_purge.ended_at
+
+    def die(_: object) -> None:
+        raise ZeroDivisionError
+
+    with engine.begin() as connection:
+        connection.execute(update(TABLES.message).values(accepted_at=old))
+    with pytest.raises(ZeroDivisionError):
+        inbox.purge(engine, progress=die)
+    (found,) = inbox.overview(engine).consumers
+    assert found.last_purge is not None
+    assert (found.last_purge.ended_at, found.last_purge.finished) == (None, False)
+    TABLES.purge.drop(engine)
+    take(engine, "c")
+    assert inbox.purge(engine).finished
+    assert "purges are not recorded" in caplog.text
+    assert inbox.overview(engine).consumers[0].last_purge is None
+
+
 def test_a_consumer_without_keys(engine: Engine) -> None:
     """A consumer of which only the policy is stored is not overdue."""
     take(engine, "a")

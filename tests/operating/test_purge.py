@@ -141,7 +141,7 @@ def test_a_budget_ends_it(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> No
 def test_it_does_not_rest_after_its_budget(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the budget is used up by a batch, the purge stops without a rest."""
     clock = Clock(engine, monkeypatch)
-    for budget in range(24, 33):
+    for budget in range(27, 36):
         fill(engine, [2 * WEEK] * 20)
         clock.rested_at.clear()
         began = clock.now

@@ -73,6 +73,7 @@ def test_the_names_are_fixed() -> None:
         "OperatorDecision",
         "Outcome",
         "Policy",
+        "PurgeOverview",
         "Purged",
         "Record",
         "RedisStore",
