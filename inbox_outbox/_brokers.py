@@ -51,7 +51,7 @@ def _rabbitmq(url: str, exchange: str, timeout: timedelta) -> Any:
         password = urlsplit(url).password
     except ValueError:
         raise InvalidOption(f"--to: expected {EXPECTED}") from None
-    _remember(unquote(password or ""))
+    remember(unquote(password or ""))
     try:
         from outbox.rabbitmq import RabbitPublisher
     except ImportError as error:
@@ -59,12 +59,18 @@ def _rabbitmq(url: str, exchange: str, timeout: timedelta) -> Any:
     return RabbitPublisher(url, exchange=exchange, timeout=timeout)
 
 
-def _kafka(rest: str, timeout: timedelta) -> Any:
+def kafka_settings(rest: str) -> dict[str, str]:
+    """The client's settings from the part of a kafka:// URL behind the slashes."""
     servers, _, query = rest.partition("?")
     settings = dict(parse_qsl(query, keep_blank_values=True))
     for name, value in settings.items():
         if any(part in name for part in _SECRET):
-            _remember(value)
+            remember(value)
+    return {**settings, "bootstrap.servers": servers.rstrip("/")}
+
+
+def _kafka(rest: str, timeout: timedelta) -> Any:
+    settings = kafka_settings(rest)
     try:
         from confluent_kafka import KafkaException
 
@@ -81,12 +87,12 @@ def _kafka(rest: str, timeout: timedelta) -> Any:
             except KafkaException as error:
                 raise InvalidOption(f"--to: {error.args[0].str()}") from None
 
-    return Checked({**settings, "bootstrap.servers": servers.rstrip("/")}, timeout=timeout)
+    return Checked(settings, timeout=timeout)
 
 
 def _rocketmq(url: str, timeout: timedelta) -> Any:
     login = url.partition("://")[2].rpartition("@")[0]
-    _remember(unquote(login.partition(":")[2]))
+    remember(unquote(login.partition(":")[2]))
     try:
         from outbox.rocketmq import RocketMQPublisher
     except ImportError as error:
@@ -94,6 +100,7 @@ def _rocketmq(url: str, timeout: timedelta) -> Any:
     return RocketMQPublisher(url, timeout=timeout)
 
 
-def _remember(password: str) -> None:
+def remember(password: str) -> None:
+    """Never print this password."""
     if password:
         secrets.remember(URL.create("broker", password=password))

@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from inbox._listening.outcome import Decision
 from inbox_outbox_base.words.incoming import Delivery
 
-from .record import headers_of
+from .record import DEAD_CREATED_AT, DEAD_ID, headers_of
 
 _CONNECTION = (
     "api.version.",
@@ -35,7 +35,12 @@ _CONNECTION = (
 )
 """Prefixes of the settings that say how to reach a broker; the others are the consumer's own."""
 
-_LEFT_OUT = "dead-letter-left-out"
+REASON, TOPIC = "dead-letter-reason", "dead-letter-topic"
+PARTITION, OFFSET = "dead-letter-partition", "dead-letter-offset"
+LEFT_OUT = "dead-letter-left-out"
+LETTERS = frozenset({REASON, TOPIC, PARTITION, OFFSET, LEFT_OUT})
+"""Headers of a dead letter that a message has no more once it is moved back."""
+_ADDED = LETTERS | {DEAD_ID, DEAD_CREATED_AT}
 _TOO_LARGE = (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE)
 _Bytes = str | bytes | None
 _Headers = list[tuple[str, _Bytes]]
@@ -43,13 +48,29 @@ _Headers = list[tuple[str, _Bytes]]
 _log = logging.getLogger("inbox.kafka")
 
 
+def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a producer that loses no message, from those of a consumer."""
+    return {
+        **{name: value for name, value in config.items() if name.startswith(_CONNECTION)},
+        "acks": "all",
+        "batch.num.messages": 1,  # so that no message is refused because others are large
+        "compression.type": "gzip",  # so that a message that came compressed fits
+        "enable.idempotence": True,
+        "linger.ms": 0,
+        "message.max.bytes": 1_000_000_000,  # the maximum: let the topic decide
+        "message.timeout.ms": 30_000,
+        "topic.metadata.propagation.max.ms": 5_000,  # time until a missing topic is reported
+    }
+
+
 class DeadLetterTopic:
     """Writes messages unchanged to a topic: the function for a listener's `dead_letter=`.
 
     Headers are added: "dead-letter-reason", "dead-letter-topic", "dead-letter-partition" and
-    "dead-letter-offset". A message too large for Kafka is written without its value and, if need be, without
-    its key and headers; "dead-letter-left-out" names what is missing. The whole message can still be read in
-    its original place.
+    "dead-letter-offset"; and the message's id and time, "dead-letter-id" and "dead-letter-created-at", so
+    that it is the same message if it is moved back. A message too large for Kafka is written without its
+    value and, if need be, without its key and headers; "dead-letter-left-out" names what is missing. The
+    whole message can still be read in its original place.
 
     Thread-safe.
 
@@ -60,17 +81,7 @@ class DeadLetterTopic:
 
     def __init__(self, config: Mapping[str, Any], topic: str) -> None:
         self._topic = topic
-        self._settings = {
-            **{name: value for name, value in config.items() if name.startswith(_CONNECTION)},
-            "acks": "all",
-            "batch.num.messages": 1,  # so that no message is refused because others are large
-            "compression.type": "gzip",  # so that a message that came compressed fits
-            "enable.idempotence": True,
-            "linger.ms": 0,
-            "message.max.bytes": 1_000_000_000,  # the maximum: let the topic decide
-            "message.timeout.ms": 30_000,
-            "topic.metadata.propagation.max.ms": 5_000,  # time until a missing topic is reported
-        }
+        self._settings = settings_of(config)
         self._lock = threading.Lock()
         self._producer: Producer | None = None
 
@@ -82,11 +93,14 @@ class DeadLetterTopic:
         """
         record: Message = delivery.raw
         added = {
-            "dead-letter-reason": decision.reason,
-            "dead-letter-topic": record.topic(),
-            "dead-letter-partition": record.partition(),
-            "dead-letter-offset": record.offset(),
+            REASON: decision.reason,
+            TOPIC: record.topic(),
+            PARTITION: record.partition(),
+            OFFSET: record.offset(),
+            DEAD_ID: delivery.id,
         }
+        if delivery.created_at is not None:
+            added[DEAD_CREATED_AT] = delivery.created_at.isoformat()
         place: _Headers = [(name, str(value).encode(errors="replace")) for name, value in added.items()]
         for letter in _letters(record, place):
             error = self._write(*letter)
@@ -126,7 +140,8 @@ class DeadLetterTopic:
 
 def _letters(record: Message, place: _Headers) -> Iterator[tuple[_Bytes, _Bytes, _Headers]]:
     """Key, value and headers: everything first, then less and less of a record that is too large."""
-    whole = [*headers_of(record), *place]
+    before = [(name, value) for name, value in headers_of(record) if name not in _ADDED]
+    whole = [*before, *place]
     yield record.key(), record.value(), whole
-    yield record.key(), None, [*whole, (_LEFT_OUT, b"value")]
-    yield None, None, [*place, (_LEFT_OUT, b"key, value, headers")]
+    yield record.key(), None, [*whole, (LEFT_OUT, b"value")]
+    yield None, None, [*place, (LEFT_OUT, b"key, value, headers")]

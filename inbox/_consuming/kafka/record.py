@@ -18,9 +18,11 @@ _log = logging.getLogger("inbox.kafka")
 _given_headers = operator.methodcaller("headers")
 """Not called as a method: the interpreter has a fast path for methods, where an error of the client crashes
 the process."""
-_ID = "outbox-id"
+ID, CREATED_AT = "outbox-id", "outbox-created-at"
+DEAD_ID, DEAD_CREATED_AT = "dead-letter-id", "dead-letter-created-at"
+"""What a dead letter keeps of a message that is not an outbox's, and brings back with it."""
 _CONTENT_TYPE = "content-type"
-_CREATED_AT = "outbox-created-at"
+_OWN = (ID, DEAD_ID, _CONTENT_TYPE, CREATED_AT, DEAD_CREATED_AT)
 _BYTES = "application/octet-stream"
 _LAST = 253_402_300_799_000
 """The last second of the year 9999, in milliseconds."""
@@ -30,28 +32,30 @@ def delivery_of(record: Message, attempt: int) -> Delivery:
     """The handler's view of a record.
 
     A record that did not come through an outbox has Kafka's time. Its id is the source and id of its
-    CloudEvent, if it is an event, else its place and a digest of its contents. Of repeated headers the last
-    one counts. A key or a header that no database would take becomes readable text; `raw` has its bytes.
+    CloudEvent, if it is an event, else its place and a digest of its contents. One that was a dead letter has
+    the id and the time that it had before. Of repeated headers the last one counts. A key or a header that no
+    database would take becomes readable text; `raw` has its bytes.
     """
     given = headers_of(record)
     headers = {readable(name): readable(value or "") for name, value in given}
-    own = {name: headers.pop(name, None) for name in (_ID, _CONTENT_TYPE, _CREATED_AT)}
+    own = {name: headers.pop(name, None) for name in _OWN}
     key, value = record.key(), record.value()
     content_type = own[_CONTENT_TYPE] or ("" if value is None else _BYTES)
     return Delivery(
-        id=own[_ID] or event_id(headers, content_type, value) or _own_id(record, given),
+        id=own[ID] or own[DEAD_ID] or event_id(headers, content_type, value) or _own_id(record, given),
         topic=str(record.topic()),
-        key=None if key is None else readable_key(key, is_of_outbox=bool(own[_ID])),
+        key=None if key is None else readable_key(key, is_of_outbox=bool(own[ID])),
         payload=value,
         content_type=content_type,
         headers=headers,
         attempt=attempt,
-        created_at=_created_at(own[_CREATED_AT], record),
+        created_at=_created_at(own[CREATED_AT] or own[DEAD_CREATED_AT], record),
         raw=record,
     )
 
 
-def _place(record: Message) -> str:
+def place(record: Message) -> str:
+    """Topic, partition and offset, in one word."""
     return f"{record.topic()}-{record.partition()}-{record.offset()}"
 
 
@@ -63,7 +67,7 @@ def _own_id(record: Message, headers: Headers) -> str:
         content = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
         digest.update(b"-" if content is None else b"%d:" % len(content))
         digest.update(content or b"")
-    return f"{_place(record)}-{digest.hexdigest()}"
+    return f"{place(record)}-{digest.hexdigest()}"
 
 
 def headers_of(record: Message) -> Headers:
@@ -76,7 +80,7 @@ def headers_of(record: Message) -> Headers:
         given = _given_headers(record) or []
     except SystemError:
         record.set_headers([])
-        _log.error("%s: headers left out, because the client cannot decode a name", _place(record))
+        _log.error("%s: headers left out, because the client cannot decode a name", place(record))
         given = []
     return list(given.items() if isinstance(given, dict) else given)
 

@@ -12,6 +12,8 @@ from inbox_outbox_base.words.incoming import Delivery
 
 from .delivery import FAILURES, REASON, sent_on
 
+DEAD = ".dead"
+"""Follows the name of a queue in that of its dead letters."""
 _QUORUM: ArgumentsType = {"x-queue-type": "quorum"}
 _AGE = 3.0
 """Seconds after which a new queue survives a crash of the broker. RabbitMQ 3 confirms a queue before it is on
@@ -65,7 +67,7 @@ class Companions:
     async def add_dead_letter(self, delivery: Delivery, reason: str) -> None:
         """Put the message in the dead-letter queue; an existing queue is used as it is."""
         properties = sent_on(delivery, {REASON: reason[:_LONGEST_REASON]})
-        await self._put(f"{self._queue}.dead", delivery, properties, None)
+        await self._put(f"{self._queue}{DEAD}", delivery, properties, None)
 
     async def _put(
         self, name: str, delivery: Delivery, properties: Basic.Properties, arguments: ArgumentsType | None

@@ -1,7 +1,7 @@
 """A message as RabbitMQ delivers it, as a handler sees it, and as it is sent on."""
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from copy import copy
 from datetime import UTC, datetime
@@ -24,11 +24,14 @@ FAILURES = "inbox-failures"
 such header, so that it gets all its attempts again when it is moved back."""
 REASON = "inbox-reason"
 """Header of a dead letter."""
+_DEDUPLICATION = "x-deduplication-header"
+"""By this header, a plugin of RabbitMQ drops what it has seen."""
 
 _KEY, _CREATED_AT = "outbox-key", "outbox-created-at"
-_RETURNS = "x-delivery-count"
-_OURS = frozenset({ATTEMPT, TOPIC, FAILURES, REASON, _KEY, _CREATED_AT, "x-deduplication-header"})
-_BROKERS = ("x-death", "x-first-death-", "x-last-death-", _RETURNS)
+RETURNS = "x-delivery-count"
+"""Header of a quorum queue: how often the message has been given back."""
+_OURS = frozenset({ATTEMPT, TOPIC, FAILURES, REASON, _KEY, _CREATED_AT, _DEDUPLICATION})
+_BROKERS = ("x-death", "x-first-death-", "x-last-death-", RETURNS)
 _ROUTES = frozenset({"CC", "BCC"})
 _EVENT_PREFIXES = ("cloudEvents_", "cloudEvents:")
 _PERSISTENT = 2
@@ -69,10 +72,29 @@ def sent_on(delivery: Delivery, headers: Mapping[str, Any]) -> Basic.Properties:
     They leave out what would make RabbitMQ route the message elsewhere, refuse it or take it for a loop. A
     header value that the client can read but not write becomes text.
     """
+    return _copied(delivery, {TOPIC: delivery.topic, ATTEMPT: delivery.attempt, **headers})
+
+
+def redriven(delivery: Delivery) -> Basic.Properties:
+    """The properties of a dead letter that goes back to its queue: it begins anew, and no plugin takes it for
+    a message that it has seen."""
+    return _copied(delivery, {}, without=(ATTEMPT, REASON, _DEDUPLICATION))
+
+
+def unchanged(delivery: Delivery) -> Basic.Properties:
+    """The properties of a dead letter that is written again where it was."""
+    return _copied(delivery, {})
+
+
+def _copied(
+    delivery: Delivery, changes: Mapping[str, Any], without: Collection[str] = ()
+) -> Basic.Properties:
     message: DeliveredMessage = delivery.raw
     properties = copy(message.header.properties)
-    kept = {name: value for name, value in (properties.headers or {}).items() if _is_kept(name)}
-    properties.headers = _writable({**kept, TOPIC: delivery.topic, ATTEMPT: delivery.attempt, **headers})
+    headers = {name: value for name, value in (properties.headers or {}).items() if _is_kept(name)}
+    properties.headers = _writable(
+        {name: value for name, value in {**headers, **changes}.items() if name not in without}
+    )
     properties.delivery_mode = _PERSISTENT
     properties.expiration = None
     # RabbitMQ refuses a user id that is not the connection's own.
@@ -117,7 +139,7 @@ def _name(header: str) -> str:
 def _attempt(message: DeliveredMessage, headers: Mapping[str, Any]) -> int:
     """This attempt's number: attempts counted here, plus unanswered deliveries. A quorum queue counts the
     unanswered deliveries; a classic queue only says whether there were any."""
-    returns = headers.get(_RETURNS)
+    returns = headers.get(RETURNS)
     if not isinstance(returns, int):
         returns = int(bool(frame_of(message).redelivered))
     counted = headers.get(ATTEMPT)

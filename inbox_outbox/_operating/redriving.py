@@ -1,0 +1,124 @@
+"""`inbox-outbox redrive`: move a broker's dead letters back."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict
+from enum import StrEnum
+from typing import Annotated, Any
+from urllib.parse import unquote, urlsplit
+
+import typer
+
+from inbox import Delivery, Record, Status, message_id, message_key, show_message
+from inbox.errors import InvalidOption
+from inbox_outbox._brokers import kafka_settings, remember
+from inbox_outbox._connect import Json, Prefix, Schema, StoreUrl, store_at
+from inbox_outbox._progress import ProgressLine
+from inbox_outbox_base.words.redriven import Redriven
+
+from .deciding import say
+
+_EXPECTED = "amqp://user@host/vhost, amqps://, or kafka://host:9092?setting=value"
+
+
+class KeyedBy(StrEnum):
+    """What the handler's inbox uses as its key."""
+
+    ID = "id"
+    KEY = "key"
+
+
+def redrive(
+    dead_letters: Annotated[
+        str, typer.Argument(help="The queue or topic with the dead letters, such as orders.dead.")
+    ],
+    broker: Annotated[
+        str,
+        typer.Option(
+            envvar="INBOX_OUTBOX_BROKER", show_envvar=True, metavar="URL", help=f"The broker: {_EXPECTED}."
+        ),
+    ],
+    into: Annotated[
+        str | None,
+        typer.Option(
+            help="The queue or topic to which they go; by default where they came from.", metavar="NAME"
+        ),
+    ] = None,
+    ids: Annotated[
+        list[str] | None,
+        typer.Option("--id", help="Only the message with this id; may be repeated.", metavar="ID"),
+    ] = None,
+    keys: Annotated[
+        list[str] | None,
+        typer.Option("--key", help="Only messages of this key; may be repeated.", metavar="KEY"),
+    ] = None,
+    retried: Annotated[
+        str | None,
+        typer.Option(
+            help="Only messages that this consumer of status-table mode will run again: those that were"
+            " retried. With --url.",
+            metavar="CONSUMER",
+        ),
+    ] = None,
+    keyed_by: Annotated[
+        KeyedBy, typer.Option(help="With --retried: what its keys are, id or key.", metavar="WHAT")
+    ] = KeyedBy.ID,
+    url: StoreUrl = "",
+    schema: Schema = None,
+    prefix: Prefix = "inbox",
+    limit: Annotated[int | None, typer.Option(help="Move at most this many.", metavar="NUMBER")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count; move nothing.")] = False,
+    json: Json = False,
+) -> None:
+    """Move dead letters of RabbitMQ or Kafka back, to be handled again."""
+    moving, where = _mover(broker)
+    with ExitStack() as opened:
+        wanted: list[Callable[[Delivery], bool]] = []
+        if ids:
+            wanted.append(lambda message: message.id in ids)
+        if keys:
+            wanted.append(lambda message: message.key in keys)
+        if retried is not None:
+            if not url:
+                raise InvalidOption("--retried: expected --url as well, the consumer's database or Redis")
+            store = opened.enter_context(store_at(url, schema, prefix))
+            key_of = message_id if keyed_by is KeyedBy.ID else message_key
+            wanted.append(lambda message: _will_run(show_message(store, retried, key_of(message))))
+        opened.enter_context(ProgressLine(f"reading {dead_letters}"))
+        only = (lambda message: all(each(message) for each in wanted)) if wanted else None
+        done = moving(where, dead_letters, to=into, only=only, limit=limit, dry_run=dry_run)
+    say(json, asdict(done), _described(done, dry_run=dry_run))
+
+
+def _mover(broker: str) -> tuple[Callable[..., Redriven], Any]:
+    """The function for this broker, and the address as it takes it."""
+    scheme, _, rest = broker.partition("://")
+    if scheme in ("amqp", "amqps") and rest:
+        from inbox import rabbitmq
+
+        remember(unquote(_password(broker)))
+        return rabbitmq.redrive, broker
+    if scheme == "kafka" and rest:
+        from inbox import kafka
+
+        return kafka.redrive, kafka_settings(rest)
+    raise InvalidOption(f"--broker: expected {_EXPECTED}")
+
+
+def _password(url: str) -> str:
+    try:
+        return urlsplit(url).password or ""
+    except ValueError:
+        raise InvalidOption(f"--broker: expected {_EXPECTED}") from None
+
+
+def _will_run(record: Record | None) -> bool:
+    """Whether the next delivery of the message runs."""
+    return record is None or record.status is Status.FAILED
+
+
+def _described(done: Redriven, *, dry_run: bool) -> str:
+    text = f"{done.moved:,} dead letters {'would be' if dry_run else 'were'} moved back, {done.left:,} stay"
+    if done.unreadable:
+        text += f"; {done.unreadable:,} cannot be moved back: the log names them"
+    return text
