@@ -40,8 +40,8 @@ def deliver_copies(engine: Engine, keys: int) -> Broker[int]:
 
 @pytest.mark.quick("postgresql", "mariadb", "sqlite")
 def test_copies_delivered_at_the_same_time_take_effect_once(migrated: Database) -> None:
-    """16 workers get 500 messages, each 5 times at the same time: the totals are exact."""
-    deliver_copies(migrated.engine(pool_size=WORKERS), keys=500)
+    """16 workers get 200 messages, each 5 times at the same time: the totals are exact."""
+    deliver_copies(migrated.engine(pool_size=WORKERS), keys=200)
 
 
 @pytest.mark.quick("postgresql", "mariadb")
@@ -56,7 +56,7 @@ def test_strict_isolation_stays_exact_through_retries(migrated: Database, level:
 
 
 def test_batches_in_opposite_order_never_deadlock(migrated: Database) -> None:
-    """Four writers take the same keys at the same time, two of them in opposite order, 20 times: there is no
+    """Four writers take the same keys at the same time, two of them in opposite order, 10 times: there is no
     error, and each key is NEW to exactly one of them."""
     engine, inbox = migrated.engine(), Inbox("bookkeeping", wait=30)
 
@@ -66,7 +66,7 @@ def test_batches_in_opposite_order_never_deadlock(migrated: Database) -> None:
         assert set(verdicts) <= {Verdict.NEW, Verdict.DUPLICATE}
         return Counter(key for key, verdict in zip(keys, verdicts, strict=True) if verdict is Verdict.NEW)
 
-    for turn in range(20):
+    for turn in range(10):
         keys = [f"{turn}/{number}" for number in range(200)]
         taken = together([partial(take, keys), partial(take, keys[::-1])] * 2)
         assert sum(taken, Counter()) == Counter(keys)

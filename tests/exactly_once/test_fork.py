@@ -5,8 +5,8 @@ import pytest
 from inbox import Inbox, Verdict
 from tests.support import accounts, fork_worker
 from tests.support.database import Database
+from tests.support.forked import run_module
 from tests.support.on_servers import on
-from tests.support.program import command, run
 
 
 @on("postgresql", "mariadb", "sqlite")  # one for each driver
@@ -20,7 +20,7 @@ def test_a_fork_inside_a_handler(migrated: Database, source: str, ending: str, e
     error."""
     engine = accounts.make(migrated.engine())
     url = migrated.url.render_as_string(hide_password=False)
-    done = run([*command("tests.support.fork_worker"), url, source, ending])
+    done = run_module("tests.support.fork_worker", url, source, ending)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [f"child: {error}", "parent: new"]
     assert accounts.total(engine) == 1

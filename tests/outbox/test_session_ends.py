@@ -140,6 +140,7 @@ UNDOING = [
     chain_composed,
     chain_for_objects,
 ]
+OWN_ENDS = ["commit", "rollback", "close"]
 OTHERS = {
     "postgresql": [
         chain,
@@ -161,10 +162,13 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("then", ["commit", "rollback", "close"])
 @pytest.mark.parametrize(
-    ("server", "begin_again"),
-    [(server, each) for server, kinds in OTHERS.items() for each in kinds],
+    ("server", "begin_again", "then"),
+    [
+        (server, *row)
+        for server, kinds in OTHERS.items()
+        for row in product(kinds, OWN_ENDS if server == "postgresql" else ["commit"])
+    ],
     indirect=["server"],
 )
 def test_another_transaction_begins(
@@ -275,9 +279,13 @@ HARMLESS = [
 ]
 
 
-@on("postgresql", "mariadb")
-@pytest.mark.parametrize("then", ["commit", "rollback", "close"])
-@pytest.mark.parametrize("harmless", HARMLESS)
+@each_on(
+    "postgresql",
+    "harmless,then",
+    product(HARMLESS, OWN_ENDS),
+    product(HARMLESS, ["commit"]),
+    among=("postgresql", "mariadb"),
+)
 def test_the_transaction_goes_on(
     session: Session, engine: Engine, harmless: Callable[[Session], None], then: str
 ) -> None:

@@ -25,7 +25,7 @@ from tests.support.status_mode.worker import (
 )
 
 RACERS = 32
-KEYS = 20
+KEYS = 10
 """Of each kind: new ones, ones whose lease is over, and failed ones."""
 
 REFUSED = [("LeaseLost", True)] * len(ZOMBIE_ACTS)
