@@ -14,7 +14,7 @@ from inbox_outbox_base.errors import secrets
 from . import _audit, _check, _inbox, _migrate, _outbox, _relaying, _repair
 from ._exit import EXPLAINED, FAILED, INTERRUPTED, NOT_FOUND, USAGE, WRONG_STATUS
 from ._group import CommandGroup
-from ._operating import deciding, health, outbox_decisions, redriving, top
+from ._operating import deciding, health, outbox_decisions, redriving, serving, top
 
 _NAME = "inbox-outbox"
 """The distribution, and the program in messages and shell completion, also if it was started as a module."""
@@ -33,6 +33,7 @@ app.command("decisions")(deciding.decisions)
 app.command("health")(health.health)
 app.command("top")(top.top)
 app.command("redrive")(redriving.redrive)
+app.command("web")(serving.web)
 app.add_typer(_inbox.app, name="inbox")
 app.add_typer(_outbox.app, name="outbox")
 for group, commands in (

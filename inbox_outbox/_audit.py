@@ -15,8 +15,9 @@ from outbox import Audit
 
 from ._connect import Json, Schema, Url, engine_at
 from ._exit import MISSING, UNRECORDED
+from ._operating.units import duration
 from ._place import place_of, print_place
-from ._print import as_json, duration, grid
+from ._print import as_json, grid
 from ._times import length, point
 
 

@@ -17,9 +17,10 @@ from ._connect import Json, Prefix, Schema, StoreUrl, Url, engine_at, store_at
 from ._exit import NOT_FOUND, UNFINISHED
 from ._group import CommandGroup
 from ._operating.deciding import By, DryRun, Why
+from ._operating.progress import ProgressLine
+from ._operating.units import duration, size
 from ._place import place_of, print_place
-from ._print import as_json, duration, grid, size
-from ._progress import ProgressLine
+from ._print import as_json, grid
 from ._records import as_object, print_record
 from ._times import DURATIONS, length, point
 

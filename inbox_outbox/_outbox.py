@@ -16,8 +16,9 @@ from ._group import CommandGroup
 from ._operating.deciding import By, OfError, OfKey, OfTopic, Why
 from ._operating.messages import print_messages
 from ._operating.topics import rows_of
+from ._operating.units import duration
 from ._place import place_of, print_place
-from ._print import as_json, duration, grid
+from ._print import as_json, grid
 from ._times import length
 
 app = CommandGroup(help="The outbox and its relays.")

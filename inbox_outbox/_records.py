@@ -7,7 +7,8 @@ from typing import Any
 
 from inbox import Record
 
-from ._print import duration, grid, size
+from ._operating.units import duration, size
+from ._print import grid
 
 
 def as_object(record: Record) -> dict[str, Any]:

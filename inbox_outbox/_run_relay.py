@@ -19,7 +19,7 @@ from inbox import Event, EventKind
 from inbox_outbox_base.errors import secrets
 from outbox import Publisher, Relay
 
-from ._progress import ProgressLine
+from ._operating.progress import ProgressLine
 
 _LOOK = 0.2
 """Seconds between checks whether the outbox is drained."""

@@ -40,6 +40,7 @@ from outbox._operating.bulk import drop_all, purge_dead, retry_all
 from outbox._operating.check import check
 from outbox._operating.overview import OutboxOverview, TopicOverview, overview
 from outbox._operating.owners import GenerationStatus, RelayStatus
+from outbox._operating.pauses import PausedTopic, pauses
 from outbox._operating.peek import peek
 from outbox._operating.recording import decisions
 from outbox._operating.status import OutboxStatus, is_drained, status
@@ -80,6 +81,7 @@ __all__ = [
     "OutboxOverview",
     "OutboxStatus",
     "Outcome",
+    "PausedTopic",
     "Publisher",
     "Refused",
     "Relay",
@@ -99,6 +101,7 @@ __all__ = [
     "is_drained",
     "overview",
     "pause",
+    "pauses",
     "peek",
     "purge_dead",
     "resume",

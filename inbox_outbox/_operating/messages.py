@@ -2,8 +2,10 @@
 
 from datetime import UTC, datetime
 
-from inbox_outbox._print import duration, grid, size
+from inbox_outbox._print import grid
 from outbox import StoredMessage
+
+from .units import duration, size
 
 
 def print_messages(found: list[StoredMessage]) -> None:

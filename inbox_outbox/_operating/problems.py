@@ -6,8 +6,9 @@ from datetime import timedelta
 
 from inbox import InboxOverview
 from inbox_outbox._exit import LATE, NO_RELAY, OVERDUE, STOPPED
-from inbox_outbox._print import duration
 from outbox import Count, OutboxOverview
+
+from .units import duration
 
 _NAMED = 3
 """The most topics or consumers in a sentence."""

@@ -13,7 +13,7 @@ from inbox import Delivery, Record, Status, message_id, message_key, show_messag
 from inbox.errors import InvalidOption
 from inbox_outbox._brokers import kafka_settings, remember
 from inbox_outbox._connect import Json, Prefix, Schema, StoreUrl, store_at
-from inbox_outbox._progress import ProgressLine
+from inbox_outbox._operating.progress import ProgressLine
 from inbox_outbox_base.words.redriven import Redriven
 
 from .deciding import say

@@ -14,7 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from inbox import DatabaseOverview, InboxOverview
 from inbox_outbox._connect import Schema, Url, engine_at
-from inbox_outbox._print import duration, printable, size, table, terminal
+from inbox_outbox._print import printable, table, terminal
 from inbox_outbox._times import length
 from inbox_outbox_base.errors import secrets
 from outbox import OutboxOverview
@@ -22,6 +22,7 @@ from outbox import OutboxOverview
 from .looking import look
 from .problems import HealthLimits, problems
 from .topics import rows_of
+from .units import duration, size
 
 _ROWS = 15
 """The most topics, and consumers."""

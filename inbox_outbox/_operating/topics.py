@@ -2,8 +2,9 @@
 
 from datetime import timedelta
 
-from inbox_outbox._print import duration
 from outbox import OutboxOverview
+
+from .units import duration
 
 _STATES = ("pending", "waiting", "unknown", "held", "dead")
 

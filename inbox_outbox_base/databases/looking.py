@@ -1,4 +1,5 @@
-"""The contract between an operator's overview and the databases: sizes, statistics and old snapshots."""
+"""The contract between what operators look with and the databases: sizes, statistics and old snapshots, and
+transactions that can only look."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -15,6 +16,14 @@ class Looking(ABC):
 
     def prepare(self, connection: Connection) -> None:  # noqa: B027 - most databases need nothing
         """Make the planner use the indexes, whatever its statistics say, until the transaction ends."""
+
+    @abstractmethod
+    def restrict(self, connection: Connection, seconds: float) -> None:
+        """At the begin of a transaction: it cannot write, and the server ends each statement that takes
+        longer."""
+
+    def unrestrict(self, connection: Connection) -> None:  # noqa: B027 - most limits end by themselves
+        """Before the transaction ends: the session is again as it was."""
 
     @abstractmethod
     def sizes(self, connection: Connection, tables: Sequence[Table]) -> tuple[list[TableOverview], int]:

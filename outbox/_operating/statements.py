@@ -58,6 +58,13 @@ def since(table: Table) -> ColumnElement[Any]:
 
 
 @cache
+def pauses(tables: OutboxTables) -> Select[Any]:
+    """The paused topics, with who has paused them and why."""
+    c = tables.pause.c
+    return select(c.topic, c.paused_at, c.paused_by, c.why).order_by(c.topic)
+
+
+@cache
 def find_aside(tables: OutboxTables) -> CompoundSelect[Any]:
     """A dead or delayed message, by its id."""
     return union_all(*(_aside(table, state) for table, state in _asides(tables)))

@@ -16,6 +16,7 @@ NEEDS = {
     "import outbox.rocketmq": ("rocketmq", "rocketmq"),
     "import inbox.otel": ("opentelemetry", "otel"),
     "import spark": ("pyarrow", "spark"),
+    "import inbox_outbox.web": ("starlette", "web"),
     "import inbox; inbox.RedisStore(None)": ("redis", "redis"),
     "import inbox; inbox.AsyncInbox('a')": ("greenlet", "asyncio"),
     "import inbox; inbox.AsyncStatusInbox('a', store=None)": ("greenlet", "asyncio"),

@@ -116,6 +116,8 @@ def test_what_is_in_it(wheel: Path) -> None:
         "outbox/py.typed",
         "spark/py.typed",
         "inbox/migrations/env.py",
+        "inbox_outbox/web/static/live.js",
+        "inbox_outbox/web/templates/layout.html",
         *versions,
     } <= set(names)
     assert not [name for name in names if name.endswith(".pyc") or "__pycache__" in name]

@@ -31,6 +31,16 @@ _OLDEST = text(
 class MySQLLooking(Looking):
     """The server's statistics; MySQL renews a table's only once a day or after ANALYZE TABLE."""
 
+    def restrict(self, connection: Connection, seconds: float) -> None:
+        # Both servers have a limit of their own, for the session only.
+        limit, most = _limit(connection, seconds)
+        connection.exec_driver_sql(f"SET @inbox_before = @@{limit}, SESSION {limit} = {most}")
+        connection.exec_driver_sql("SET TRANSACTION READ ONLY")
+
+    def unrestrict(self, connection: Connection) -> None:
+        limit, _ = _limit(connection, 0)
+        connection.exec_driver_sql(f"SET SESSION {limit} = @inbox_before")
+
     def sizes(self, connection: Connection, tables: Sequence[Table]) -> tuple[list[TableOverview], int]:
         given = {"schema": schema_of(connection, tables[0]), "names": [each.name for each in tables]}
         found = [
@@ -51,3 +61,9 @@ class MySQLLooking(Looking):
         who = "" if found.name is None else f" (user {found.name} from {found.host})"
         since = connection.execute(clock()).scalar_one() - timedelta(seconds=int(found.seconds))
         return OldestSnapshot(f"session {found.thread}{who}", since), None
+
+
+def _limit(connection: Connection, seconds: float) -> tuple[str, float]:
+    if getattr(connection.dialect, "is_mariadb", False):
+        return "max_statement_time", seconds
+    return "max_execution_time", round(seconds * 1_000)

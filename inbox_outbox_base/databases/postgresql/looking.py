@@ -16,6 +16,7 @@ _BY_INDEX = text(
     "SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true), "
     "set_config('enable_sort', 'off', true), set_config('jit', 'off', true)"
 )
+_RESTRICT = text("SELECT set_config('statement_timeout', :milliseconds, true)")
 _UNSEEN = "other sessions' snapshots: grant pg_read_all_stats to this role"
 # VACUUM itself holds nothing back. Snapshots of other databases do not count, except for shared tables.
 _OLDEST = text(
@@ -50,6 +51,10 @@ class PostgreSQLLooking(Looking):
         # Without statistics of a new or restored table, it would sort all rows of each bucket. What is off is
         # counted as so costly that servers before 18 would compile the statement.
         connection.execute(_BY_INDEX)
+
+    def restrict(self, connection: Connection, seconds: float) -> None:
+        connection.exec_driver_sql("SET TRANSACTION READ ONLY")
+        connection.execute(_RESTRICT, {"milliseconds": str(round(seconds * 1_000))})
 
     def sizes(self, connection: Connection, tables: Sequence[Table]) -> tuple[list[TableOverview], int]:
         found = [

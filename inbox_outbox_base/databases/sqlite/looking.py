@@ -12,6 +12,12 @@ from inbox_outbox_base.words.overviews import OldestSnapshot, TableOverview
 class SQLiteLooking(Looking):
     """The file."""
 
+    def restrict(self, connection: Connection, seconds: float) -> None:
+        connection.exec_driver_sql("PRAGMA query_only = 1")  # there is no limit for a statement's time
+
+    def unrestrict(self, connection: Connection) -> None:
+        connection.exec_driver_sql("PRAGMA query_only = 0")
+
     def sizes(self, connection: Connection, tables: Sequence[Table]) -> tuple[list[TableOverview], int]:
         schema = schema_of(connection, tables[0]) or "main"
         file = connection.dialect.identifier_preparer.quote_identifier(schema)

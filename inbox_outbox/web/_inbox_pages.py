@@ -1,0 +1,37 @@
+"""The pages of the inbox."""
+
+import inbox
+from inbox import ConsumerOverview, Record, Status
+
+from ._pages import Asked, Page, PagePart, missing, read
+
+_MESSAGES = 50
+_SHOWN = (Status.HALTED, Status.DEAD, Status.FAILED, Status.CONSUMING)
+"""The statuses of which messages are listed, those that wait for somebody first."""
+
+
+def consumers(asked: Asked) -> Page:
+    """All consumers."""
+    return Page("consumers.html", "Consumers", "consumers", {"inbox": asked.halves.inbox})
+
+
+def consumer(asked: Asked) -> Page:
+    """One consumer, and its messages of status-table mode that are not done."""
+    name = asked.query.get("name", "")
+    inboxes = () if asked.halves.inbox is None else asked.halves.inbox.consumers
+    found = next((each for each in inboxes if each.consumer == name), None)
+    if found is None:
+        return missing(f"The inbox knows no consumer {name!r}, or there are too many to show this one.")
+    listed = {status: _listed(asked, found, status) for status in _SHOWN}
+    values = {"consumer": found, "listed": listed, "most": _MESSAGES}
+    return Page("consumer.html", name, "consumers", values)
+
+
+def _listed(asked: Asked, found: ConsumerOverview, status: Status) -> PagePart[list[Record]]:
+    count = getattr(found, status.value)
+    if not count.number:
+        return PagePart([])
+    store = asked.site.records[0]
+    return read(
+        lambda: inbox.list_messages(store, consumer=found.consumer, status=status, limit=_MESSAGES), []
+    )

@@ -1,0 +1,77 @@
+"""The overview, and the pages of the outbox."""
+
+import inbox
+import outbox
+from inbox_outbox._exit import LATE, NO_RELAY, OVERDUE, STOPPED
+from outbox import MessageState, PausedTopic, StoredMessage, TopicOverview
+
+from ._pages import Asked, Page, missing, read
+from ._pulse import problems_in
+
+_FIRST = 10
+"""The topics and consumers on the first page."""
+_MESSAGES = 50
+_DECISIONS = 200
+_LINKS = {NO_RELAY: "relays", LATE: "topics", STOPPED: "stopped", OVERDUE: "consumers"}
+"""By the exit code of `inbox-outbox health`, the page about a problem."""
+
+
+def overview(asked: Asked) -> Page:
+    """What needs somebody, and the numbers."""
+    found = asked.halves
+    said = [(each.text, _LINKS.get(each.code)) for each in problems_in(asked.glance)]
+    values = {
+        "problems": said,
+        "inbox": found.inbox,
+        "outbox": found.outbox,
+        "unseen": found.unseen,
+        "first": _FIRST,
+    }
+    return Page("overview.html", "Overview", "overview", values)
+
+
+def topics(asked: Asked) -> Page:
+    """All topics that have something to show."""
+    return Page("topics.html", "Topics", "topics", {"outbox": asked.halves.outbox})
+
+
+def topic(asked: Asked) -> Page:
+    """One topic, and its messages: those that have failed first, because they are why others wait."""
+    name = asked.query.get("name", "")
+    if asked.halves.outbox is None or not name:
+        return missing("The address names no topic.")
+    reading, schema = asked.site.reading, asked.site.schema
+    found = next((each for each in asked.halves.outbox.topics if each.topic == name), None)
+    nothing = list[StoredMessage]()
+    line = read(
+        lambda: outbox.peek(reading, _MESSAGES, topic=name, errors_first=True, schema=schema), nothing
+    )
+    dead = read(lambda: _dead(asked, name, found), nothing)
+    pauses = read(lambda: outbox.pauses(reading, schema=schema), list[PausedTopic]())
+    values = {
+        "name": name,
+        "topic": found,
+        "line": line,
+        "dead": dead,
+        "pauses": [each for each in pauses.value if each.topic in (name, "*")],
+        "most": _MESSAGES,
+    }
+    return Page("topic.html", name, "topics", values)
+
+
+def _dead(asked: Asked, name: str, found: TopicOverview | None) -> list[StoredMessage]:
+    if found is not None and not found.dead.number and found.dead.precision == "exact":
+        return []
+    reading, schema = asked.site.reading, asked.site.schema
+    return outbox.peek(reading, _MESSAGES, topic=name, state=MessageState.DEAD, schema=schema)
+
+
+def relays(asked: Asked) -> Page:
+    """The relays, and the buckets that they share."""
+    return Page("relays.html", "Relays and buckets", "relays", {"outbox": asked.halves.outbox})
+
+
+def decisions(asked: Asked) -> Page:
+    """Who has decided what."""
+    found = inbox.decisions(asked.site.reading, limit=_DECISIONS, schema=asked.site.schema)
+    return Page("decisions.html", "Decisions", "decisions", {"decisions": found, "most": _DECISIONS})

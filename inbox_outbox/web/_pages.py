@@ -1,0 +1,134 @@
+"""How a page is asked for and answered."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import QueryParams
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from inbox_outbox._operating.looking import Halves
+from inbox_outbox_base.errors import secrets
+
+from ._access import Visitor
+from ._drawing import draw
+from ._guard import VISITOR
+from ._pulse import EXPECTED, Glance
+from ._sites import Site
+
+T = TypeVar("T")
+_MENU = (
+    ("", "Overview"),
+    ("topics", "Topics"),
+    ("stopped", "Stopped"),
+    ("consumers", "Consumers"),
+    ("relays", "Relays"),
+    ("decisions", "Decisions"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request for a page."""
+
+    site: Site
+    visitor: Visitor
+    glance: Glance
+    query: QueryParams
+    base: str
+    """What comes before the addresses of the pages."""
+
+    @property
+    def halves(self) -> Halves:
+        """The overviews."""
+        return self.glance.halves
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The answer."""
+
+    template: str
+    title: str
+    section: str
+    """The entry of the menu that it belongs to."""
+    values: dict[str, Any] = field(default_factory=dict)
+    status: int = 200
+    is_live: bool = True
+    """Whether it is drawn again when something has changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class PagePart(Generic[T]):
+    """A part of a page that was read on its own; without it, the rest is shown."""
+
+    value: T
+    error: str | None = None
+
+
+def read(what: Callable[[], T], otherwise: T) -> PagePart[T]:
+    """Read a part; a database's error is its answer."""
+    try:
+        return PagePart(what())
+    except EXPECTED as error:
+        return PagePart(otherwise, secrets.reason(error))
+
+
+def page(site: Site, answer: Callable[[Asked], Page]) -> Callable[[Request], Any]:
+    """The endpoint of a page. While the database does not answer, every page says so."""
+
+    async def endpoint(request: Request) -> Response:
+        glance = await site.pulse.latest()
+        asked = Asked(site, request.scope[VISITOR], glance, request.query_params, base_of(request))
+        return await run_in_threadpool(_answered, asked, answer if glance.error is None else _is_away)
+
+    return endpoint
+
+
+def base_of(request: Request) -> str:
+    """What comes before the addresses of the pages of a database."""
+    root: str = request.scope.get("root_path", "")
+    return root.rstrip("/")
+
+
+def _answered(asked: Asked, answer: Callable[[Asked], Page]) -> Response:
+    try:
+        found = answer(asked)
+    except EXPECTED as error:
+        found = _error(secrets.reason(error))
+    return drawn(asked, found)
+
+
+def drawn(asked: Asked, found: Page) -> Response:
+    """The page as HTML."""
+    halves = asked.halves
+    databases = [each.database for each in (halves.outbox, halves.inbox) if each is not None]
+    html = draw(
+        found.template,
+        **found.values,
+        title=found.title,
+        section=found.section,
+        menu=_MENU,
+        is_live=found.is_live,
+        base=asked.base,
+        site=asked.site.name,
+        visitor=asked.visitor,
+        mark=asked.glance.mark,
+        database=databases[0] if databases else None,
+    )
+    return HTMLResponse(html, found.status)
+
+
+def _is_away(asked: Asked) -> Page:
+    return _error(asked.glance.error or "")
+
+
+def _error(why: str) -> Page:
+    return Page("away.html", "The database does not answer", "", {"why": why}, 503)
+
+
+def missing(what: str) -> Page:
+    """There is no such thing."""
+    return Page("missing.html", "Not found", "", {"what": what}, 404, is_live=False)
