@@ -9,6 +9,7 @@ import typer
 
 from inbox.errors import InvalidOption
 from inbox_outbox._connect import Schema, Url, engine_at
+from inbox_outbox_base.checks import deciding
 from inbox_outbox_base.checks.extras import brought_by
 
 _EVERYTHING = "all"
@@ -62,8 +63,9 @@ def web(
         raise InvalidOption("--user-header: on an open address anybody can send it; add --trusted-proxy")
     if trusted_proxy and user_header is None:
         raise InvalidOption("--trusted-proxy: expected with --user-header")
-    if user_header is None and not user:
+    if user == "":
         raise InvalidOption("--user: expected the name that is stored with decisions")
+    named = deciding.operator(user)
     proxies = [_network(each) for each in trusted_proxy or _LOOPBACK]
     with brought_by("web"):
         import uvicorn
@@ -75,7 +77,7 @@ def web(
     with engine_at(url, schema) as engine, _listening(host, port) as listening:
         page = app(
             engine,
-            user=(lambda _: user) if user_header is None else _behind(user_header, proxies),
+            user=(lambda _: named) if user_header is None else _behind(user_header, proxies),
             allow=lambda _: actions,
             show=_as_text,
             hosts=hostname,

@@ -19,7 +19,8 @@ with brought_by("web"):
     from starlette.responses import HTMLResponse, Response, StreamingResponse
     from starlette.routing import BaseRoute, Mount, Route
 
-    from . import _inbox_pages, _outbox_pages
+    from . import _inbox_pages, _outbox_pages, _stopped_pages
+    from ._deciding import decide
     from ._drawing import STATIC, TYPES, VERSION, draw
     from ._guard import LOOPBACK, VISITOR, Allow, Guard, User
     from ._pages import Asked, Page, base_of, page
@@ -34,6 +35,8 @@ _PAGES: dict[str, Callable[[Asked], Page]] = {
     "/decisions": _outbox_pages.decisions,
     "/consumers": _inbox_pages.consumers,
     "/consumer": _inbox_pages.consumer,
+    "/stopped": _stopped_pages.stopped_page,
+    "/group": _stopped_pages.group,
 }
 
 
@@ -94,7 +97,8 @@ def _routes(site: Site) -> list[BaseRoute]:
     async def live(_: Request) -> Response:
         return StreamingResponse(site.pulse.events(), media_type="text/event-stream")
 
-    return [*pages, Route("/live", live), _static()]
+    deciding = Route("/decide", decide(site), methods=["POST"])
+    return [*pages, deciding, Route("/live", live), _static()]
 
 
 def _static() -> BaseRoute:

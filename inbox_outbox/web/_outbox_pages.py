@@ -55,6 +55,8 @@ def topic(asked: Asked) -> Page:
         "dead": dead,
         "pauses": [each for each in pauses.value if each.topic in (name, "*")],
         "most": _MESSAGES,
+        "did": asked.query.get("did") if asked.query.get("did") in ("pause", "resume") else None,
+        "done": asked.query.get("done") == "1",
     }
     return Page("topic.html", name, "topics", values)
 

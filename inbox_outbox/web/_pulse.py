@@ -14,9 +14,8 @@ from inbox.errors import InboxError
 from inbox_outbox._operating.looking import Halves, look
 from inbox_outbox._operating.problems import HealthLimits, Problem, problems
 from inbox_outbox_base.errors import secrets
-from outbox.errors import OutboxError
 
-EXPECTED = (SQLAlchemyError, InboxError, OutboxError)
+EXPECTED = (SQLAlchemyError, InboxError)
 """What a database, or its state, can raise."""
 EVERY = 2.0
 """Seconds between two looks."""

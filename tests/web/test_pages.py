@@ -19,7 +19,16 @@ from tests.support.browsing import SCRIPT, Visit, seen
 from tests.support.database import Database
 from tests.support.outbox_publishers import Recorder, publish, relay
 
-PAGES = ("/", "/topics", "/topic?name=mail", "/consumers", "/consumer?name=orders", "/relays", "/decisions")
+PAGES = (
+    "/",
+    "/topics",
+    "/topic?name=mail",
+    "/stopped",
+    "/consumers",
+    "/consumer?name=orders",
+    "/relays",
+    "/decisions",
+)
 
 
 def fill(engine: Engine) -> None:

@@ -1,0 +1,165 @@
+"""Decisions on the page."""
+
+import pytest
+from sqlalchemy import Engine
+
+import inbox
+import outbox
+from inbox import SqlStore, StatusInbox
+from inbox_outbox import web
+from outbox import Refused
+from tests.support.browsing import Visit, seen
+from tests.support.database import Database
+from tests.support.outbox_publishers import Recorder, publish, relay
+
+
+def die(engine: Engine, *names: str, error: str = "mailbox 17 is full") -> None:
+    """Publish messages that become dead letters."""
+    publish(engine, *names, topic="mail")
+    relay(engine, Recorder({name: [Refused(error)] for name in names}))
+
+
+def group_of(ann: Visit, cause: str) -> str:
+    """The page of the group with this cause."""
+    stopped = ann.get("/stopped").text
+    before = stopped.partition(f">{cause}</a>")[0]
+    path = before.rpartition('href="')[2].rpartition('"')[0].replace("&amp;", "&")
+    found = ann.get(path)
+    assert found.status_code == 200, found.text
+    return found.text
+
+
+def test_causes(engine: Engine) -> None:
+    """Errors that differ in numbers only are one cause; topics and states are apart, and a filter shows one
+    topic or consumer."""
+    die(engine, "a1", "b1", error="mailbox 17 is full")
+    die(engine, "c1", error="mailbox 4 is full")
+    die(engine, "d1", error="no such user")
+    orders = StatusInbox("orders", store=SqlStore(engine), max_attempts=1)
+    with pytest.raises(ValueError, match="no"), orders.claim("x"):
+        raise ValueError("no")
+    ann = Visit(engine)
+    found = ann.see("/stopped")
+    assert "3 mailbox # is full dead mail topic" in found
+    assert "1 no such user dead mail topic" in found
+    assert "1 ValueError: no dead orders consumer" in found
+    assert "orders" not in ann.see("/stopped", topic="mail")
+    assert "mailbox" not in ann.see("/stopped", consumer="orders")
+    assert "Pending" not in found
+    group = seen(ann.get("/stopped")) and group_of(ann, "mailbox # is full")
+    assert "mailbox 4 is full" in group
+    assert 'name="do"' not in group
+    assert 'type="checkbox"' not in group
+
+
+def test_what_is_ticked_is_retried(migrated: Database) -> None:
+    """On each database: exactly that, in the user's name, with the reason; or all of a group, as shown."""
+    engine = migrated.engine()
+    die(engine, "a1", "b1", "c1")
+    ann = Visit(engine, allow=("retry",))
+    page = group_of(ann, "mailbox # is full")
+    die(engine, "d1")  # nobody has seen it
+    done = ann.submit(page, "retry", 2, why="there is room")
+    assert done.status_code == 303
+    after = seen(ann.get(done.headers["location"]))
+    assert after.startswith("2 messages were retried.")
+    (decision,) = outbox.decisions(engine)
+    assert (decision.by, decision.action, decision.count, decision.why) == (
+        "ann",
+        "outbox.retry_all",
+        2,
+        "there is room",
+    )
+    again = ann.submit(page, "retry every")
+    after = seen(ann.get(again.headers["location"]))
+    assert after.startswith("1 message was retried. 2 had changed since they were shown, and were left.")
+    assert len(outbox.peek(engine, state="dead")) == 1
+
+
+def test_what_is_dropped_is_asked_twice(engine: Engine) -> None:
+    """The first form drops nothing."""
+    die(engine, "a1", "b1")
+    ann = Visit(engine, allow=("drop",))
+    sure = ann.submit(group_of(ann, "mailbox # is full"), "drop every")
+    assert sure.status_code == 200
+    assert seen(sure).startswith("Drop 2 messages? They are deleted")
+    assert len(outbox.peek(engine, state="dead")) == 2
+    done = ann.submit(sure.text, "drop every")
+    assert "2 messages were dropped." in seen(ann.get(done.headers["location"]))
+    assert not outbox.peek(engine, state="dead")
+
+
+def test_status_table_mode(engine: Engine) -> None:
+    """Dead messages are retried or discarded; of two operators one wins, and the other is told."""
+    store = SqlStore(engine)
+    orders = StatusInbox("orders", store=store, max_attempts=1)
+    for key in ("x", "y"):
+        with pytest.raises(ValueError, match="no"), orders.claim(key):
+            raise ValueError("no")
+    ann, bob = (Visit(engine, user=name, allow=("retry", "discard")) for name in ("ann", "bob"))
+    of_ann, of_bob = (group_of(each, "ValueError: no") for each in (ann, bob))
+    ann.submit(of_ann, "retry", 1)
+    sure = bob.submit(of_bob, "discard every")
+    done = bob.submit(sure.text, "discard every")
+    assert "1 message was discarded. 1 had changed since it was shown, and was left." in seen(
+        bob.get(done.headers["location"])
+    )
+    assert [each.status for each in inbox.list_messages(store)] == ["failed", "consumed"]
+    assert {each.by for each in inbox.decisions(engine)} == {"ann", "bob"}
+
+
+def test_a_topic_is_paused_and_resumed(engine: Engine) -> None:
+    """The page says by whom and why, and offers the opposite."""
+    publish(engine, "a1", topic="mail")
+    ann = Visit(engine, allow=("pause", "resume"))
+    done = ann.submit(ann.get("/topic?name=mail").text, "pause", of="mail", why="the printer burns")
+    page = ann.get(done.headers["location"])
+    assert "It is paused since 0 s ago by ann: the printer burns" in seen(page)
+    ann.submit(page.text, "resume", of="mail")
+    assert outbox.pauses(engine) == []
+
+
+def test_what_is_not_allowed(engine: Engine) -> None:
+    """Has no button, and a form that somebody has made gets 403: nothing is changed."""
+    die(engine, "a1")
+    ann = Visit(engine, allow=web.ACTIONS)
+    page = group_of(ann, "mailbox # is full")
+    bob = Visit(engine, user="bob", allow=("pause",))
+    for do in ("retry", "retry every", "drop every"):
+        assert bob.submit(page, do).status_code == 403
+    assert ann.submit(page, "retry every", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
+    assert len(outbox.peek(engine, state="dead")) == 1
+    assert outbox.decisions(engine) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "said"),
+    [
+        ({"do": "retry"}, 400, "nothing is ticked"),
+        ({"do": "fly"}, 400, "nothing that can be done"),
+        ({"do": "retry", "seen": "x"}, 400, "seen"),
+        ({"do": "drop", "seen": "x"}, 400, "seen"),
+        ({"do": "retry", "half": "inbox", "store": "7", "seen": "x"}, 400, "store=7"),
+        (
+            {"do": "resolve", "of": "orders", "key": "x", "step": "a", "outcome": "done"},
+            404,
+            "no message 'x'",
+        ),
+        (
+            {"do": "resolve", "of": "orders", "key": "x", "outcome": "done", "result": "{"},
+            400,
+            "expected JSON",
+        ),
+        ({"do": "pause", "of": "orders.*"}, 400, "expected a whole topic"),
+        ({"do": "pause", "of": "orders", "why": "x" * 1_001}, 400, "expected 1 to 1,000"),
+    ],
+)
+def test_a_form_that_cannot_be_carried_out(
+    engine: Engine, fields: dict[str, str], code: int, said: str
+) -> None:
+    """One clear sentence says why, and nothing is done."""
+    ann = Visit(engine, allow=web.ACTIONS)
+    found = ann.post(fields)
+    assert found.status_code == code, found.text
+    assert said in found.text.replace("&#39;", "'")
+    assert outbox.decisions(engine) == []
