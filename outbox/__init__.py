@@ -40,11 +40,12 @@ from outbox._operating.bulk import drop_all, purge_dead, retry_all
 from outbox._operating.check import check
 from outbox._operating.overview import OutboxOverview, TopicOverview, overview
 from outbox._operating.owners import GenerationStatus, RelayStatus
-from outbox._operating.pauses import PausedTopic, pauses
 from outbox._operating.peek import peek
 from outbox._operating.recording import decisions
 from outbox._operating.status import OutboxStatus, is_drained, status
 from outbox._operating.stored_message import MessageState, StoredMessage
+from outbox._operating.tracing.pauses import PausedTopic, pauses
+from outbox._operating.tracing.trace import SentRecord, TracedMessage, sent_messages, trace
 from outbox._publishers.async_router import AsyncRouter
 from outbox._publishers.direct import AsyncDirectDelivery, DirectDelivery
 from outbox._publishers.publisher import AsyncPublisher, Publisher
@@ -87,9 +88,11 @@ __all__ = [
     "Relay",
     "RelayStatus",
     "Router",
+    "SentRecord",
     "StoredMessage",
     "TableOverview",
     "TopicOverview",
+    "TracedMessage",
     "Unavailable",
     "Unknown",
     "audit",
@@ -108,6 +111,8 @@ __all__ = [
     "retry",
     "retry_all",
     "schema",
+    "sent_messages",
     "set_bucket_count",
     "status",
+    "trace",
 ]

@@ -19,13 +19,13 @@ with brought_by("web"):
     from starlette.responses import HTMLResponse, Response, StreamingResponse
     from starlette.routing import BaseRoute, Mount, Route
 
-    from . import _inbox_pages, _outbox_pages, _stopped_pages
+    from . import _inbox_pages, _message_page, _outbox_pages, _stopped_pages
     from ._deciding import decide
     from ._drawing import STATIC, TYPES, VERSION, draw
     from ._guard import LOOPBACK, VISITOR, Allow, Guard, User
     from ._pages import Asked, Page, base_of, page
     from ._pulse import problems_in
-    from ._sites import Site, sites_of
+    from ._sites import Show, Site, sites_of
 
 _PAGES: dict[str, Callable[[Asked], Page]] = {
     "/": _outbox_pages.overview,
@@ -37,6 +37,7 @@ _PAGES: dict[str, Callable[[Asked], Page]] = {
     "/consumer": _inbox_pages.consumer,
     "/stopped": _stopped_pages.stopped_page,
     "/group": _stopped_pages.group,
+    "/message": _message_page.message,
 }
 
 
@@ -46,7 +47,7 @@ def app(
     user: User,
     allow: Allow = nobody,
     stores: Sequence[RedisStore] | Mapping[str, Sequence[RedisStore]] = (),
-    show: Callable[[str, str, bytes], str | None] | None = None,
+    show: Show | None = None,
     hosts: Collection[str] | None = None,
     schema: str | None = None,
 ) -> Starlette:
@@ -80,7 +81,7 @@ def app(
     names = LOOPBACK if hosts is None else hosts
     if isinstance(names, str) or not all(isinstance(each, str) for each in names):
         raise InvalidOption(f"hosts={names!r:.80}: expected names such as ops.example.com")
-    sites = sites_of(engine, stores, schema)
+    sites = sites_of(engine, stores, schema, show)
     if sites and sites[0].name is None:
         routes = _routes(sites[0])
     else:

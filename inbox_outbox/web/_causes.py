@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
+from typing import Any
 
 import inbox
 import outbox
@@ -91,10 +92,10 @@ def merged(seen: Iterable[str]) -> str:
     return packed(kinds.pop(), [place for _, *places in found for place in places])
 
 
-def _each_seen(seen: str | None) -> Iterator[str]:
+def each_seen(listing: Listing[Any]) -> Iterator[str]:
     """For each message of a listing, what names it alone."""
-    if seen is not None:
-        kind, places = unpacked(seen)
+    if listing:
+        kind, places = unpacked(listing.seen)
         for place in places:
             yield packed(kind, [place])
 
@@ -161,7 +162,7 @@ def _is_none(count: Count) -> bool:
 def _grouped(place: Place, found: Found, most: int) -> list[CauseGroup]:
     by_cause: dict[tuple[str, str], list[StoppedMessage]] = {}
     every: list[StoredMessage | Record] = [*found]
-    for each, seen in zip(every, _each_seen(found.seen if found else None), strict=True):
+    for each, seen in zip(every, each_seen(found), strict=True):
         if isinstance(each, Record):
             of, name, since = each.consumer, each.key, each.updated_at
         else:

@@ -1,9 +1,11 @@
 """The pages of the inbox."""
 
+from typing import Any
+
 import inbox
 from inbox import ConsumerOverview, Record, Status
 
-from ._pages import Asked, Page, PagePart, missing, read
+from ._pages import Asked, Page, PagePart, missing, read_all
 
 _MESSAGES = 50
 _SHOWN = (Status.HALTED, Status.DEAD, Status.FAILED, Status.CONSUMING)
@@ -32,6 +34,5 @@ def _listed(asked: Asked, found: ConsumerOverview, status: Status) -> PagePart[l
     if not count.number:
         return PagePart([])
     store = asked.site.records[0]
-    return read(
-        lambda: inbox.list_messages(store, consumer=found.consumer, status=status, limit=_MESSAGES), []
-    )
+    given: dict[str, Any] = {"consumer": found.consumer, "status": status, "limit": _MESSAGES}
+    return read_all(lambda: inbox.list_messages(store, **given))

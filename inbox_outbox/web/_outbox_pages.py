@@ -3,9 +3,9 @@
 import inbox
 import outbox
 from inbox_outbox._exit import LATE, NO_RELAY, OVERDUE, STOPPED
-from outbox import MessageState, PausedTopic, StoredMessage, TopicOverview
+from outbox import MessageState, StoredMessage, TopicOverview
 
-from ._pages import Asked, Page, missing, read
+from ._pages import Asked, Page, missing, read_all
 from ._pulse import problems_in
 
 _FIRST = 10
@@ -42,12 +42,9 @@ def topic(asked: Asked) -> Page:
         return missing("The address names no topic.")
     reading, schema = asked.site.reading, asked.site.schema
     found = next((each for each in asked.halves.outbox.topics if each.topic == name), None)
-    nothing = list[StoredMessage]()
-    line = read(
-        lambda: outbox.peek(reading, _MESSAGES, topic=name, errors_first=True, schema=schema), nothing
-    )
-    dead = read(lambda: _dead(asked, name, found), nothing)
-    pauses = read(lambda: outbox.pauses(reading, schema=schema), list[PausedTopic]())
+    line = read_all(lambda: outbox.peek(reading, _MESSAGES, topic=name, errors_first=True, schema=schema))
+    dead = read_all(lambda: _dead(asked, name, found))
+    pauses = read_all(lambda: outbox.pauses(reading, schema=schema))
     values = {
         "name": name,
         "topic": found,

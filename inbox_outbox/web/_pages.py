@@ -1,6 +1,6 @@
 """How a page is asked for and answered."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -27,6 +27,14 @@ _MENU = (
     ("relays", "Relays"),
     ("decisions", "Decisions"),
 )
+_DID = {
+    "retry": "retried",
+    "drop": "dropped",
+    "discard": "discarded",
+    "release": "taken away from its handler",
+    "resolve": "resolved",
+}
+"""What a form has done, in the passive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +82,11 @@ def read(what: Callable[[], T], otherwise: T) -> PagePart[T]:
         return PagePart(what())
     except EXPECTED as error:
         return PagePart(otherwise, secrets.reason(error))
+
+
+def read_all(what: Callable[[], Iterable[T]]) -> PagePart[list[T]]:
+    """The same of rows; there are none if it fails."""
+    return read(lambda: [*what()], [])
 
 
 def page(site: Site, answer: Callable[[Asked], Page]) -> Callable[[Request], Any]:
@@ -132,3 +145,15 @@ def _error(why: str) -> Page:
 def missing(what: str) -> Page:
     """There is no such thing."""
     return Page("missing.html", "Not found", "", {"what": what}, 404, is_live=False)
+
+
+def number_of(text: str | None) -> int:
+    """The number in a part of an address; 0 if it is none."""
+    return int(text) if text and text.isascii() and text.isdigit() and len(text) < 10 else 0
+
+
+def outcome_of(asked: Asked) -> dict[str, object]:
+    """What a decision, from which this page was opened, has done."""
+    did = asked.query.get("did")
+    done, changed = number_of(asked.query.get("done")), number_of(asked.query.get("changed"))
+    return {"did": did if did in _DID else None, "done": done, "changed": changed, "said": _DID}

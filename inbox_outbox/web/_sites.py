@@ -1,7 +1,7 @@
 """The databases that are shown."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Engine, event
@@ -18,6 +18,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SECONDS = 2.0
 """How long a statement of a page may take."""
 
+Show = Callable[[str, str, bytes], str | None]
+
 
 class Site:
     """One database.
@@ -29,17 +31,25 @@ class Site:
             most.
         stores: for decisions about messages of status-table mode; those in the database first.
         records: the same for everything else.
+        show: makes text of a payload, for a user.
     """
 
-    def __init__(self, name: str | None, engine: Engine, stores: Sequence[Store], schema: str | None) -> None:
-        self.name, self.engine, self.schema = name, engine, schema
+    def __init__(
+        self,
+        name: str | None,
+        engine: Engine,
+        stores: Sequence[Store],
+        schema: str | None,
+        show: Show | None = None,
+    ) -> None:
+        self.name, self.engine, self.schema, self.show = name, engine, schema, show
         self.reading = _reading(engine)
         self.stores = (SqlStore(engine, schema=schema), *stores)
         self.records = (SqlStore(self.reading, schema=schema), *stores)
         self.pulse = Pulse(self.reading, schema)
 
 
-def sites_of(engine: Any, stores: Any, schema: str | None) -> list[Site]:
+def sites_of(engine: Any, stores: Any, schema: str | None, show: Show | None) -> list[Site]:
     """The databases of `app`.
 
     Raises:
@@ -47,7 +57,7 @@ def sites_of(engine: Any, stores: Any, schema: str | None) -> list[Site]:
             address.
     """
     if not isinstance(engine, Mapping):
-        return [Site(None, _usable("engine", engine), _stores(stores), schema)]
+        return [Site(None, _usable("engine", engine), _stores(stores), schema, show)]
     if not isinstance(stores, Mapping):
         if [*stores]:
             raise InvalidOption("stores: expected a mapping with names of `engine`, because that is one")
@@ -57,7 +67,7 @@ def sites_of(engine: Any, stores: Any, schema: str | None) -> list[Site]:
             expected = "1 to 64 letters, digits, dots, hyphens, underscores; in `stores`, a name of `engine`"
             raise InvalidOption(f"engine: {shown(name)}: expected {expected}")
     return [
-        Site(name, _usable(f"engine[{name!r}]", each), _stores(stores.get(name, ())), schema)
+        Site(name, _usable(f"engine[{name!r}]", each), _stores(stores.get(name, ())), schema, show)
         for name, each in engine.items()
     ]
 

@@ -1,7 +1,7 @@
 """The pages of stopped messages."""
 
 from ._causes import INBOX, INBOX_STATES, MOST, OUTBOX, OUTBOX_STATES, Place, merged, stopped, stopped_at
-from ._pages import Asked, Page, missing
+from ._pages import Asked, Page, missing, number_of, outcome_of
 
 _TOGETHER = 50
 """Messages on one page of a group."""
@@ -17,7 +17,7 @@ ACTIONS_OF = {
 def stopped_page(asked: Asked) -> Page:
     """All stopped messages, by cause."""
     topic, consumer = asked.query.get("topic") or None, asked.query.get("consumer") or None
-    store = _number(asked.query.get("store"))
+    store = number_of(asked.query.get("store"))
     if store >= len(asked.site.records):
         return missing("The address names no store.")
     values = {
@@ -38,10 +38,10 @@ def group(asked: Asked) -> Page:
         return missing("The address names no group.")
     found = next((each for each in stopped_at(asked, place) if each.mark == asked.query.get("cause")), None)
     if found is None:
-        values = {"place": place, "group": None, **_said(asked)}
+        values = {"place": place, "group": None, **outcome_of(asked)}
         return Page("group.html", "Stopped", "stopped", values, is_live=False)
     pages = -(-len(found.messages) // _TOGETHER)
-    number = min(max(1, _number(asked.query.get("page"))), pages)
+    number = min(max(1, number_of(asked.query.get("page"))), pages)
     shown = found.messages[(number - 1) * _TOGETHER : number * _TOGETHER]
     values = {
         "place": place,
@@ -51,7 +51,7 @@ def group(asked: Asked) -> Page:
         "actions": [each for each in ACTIONS_OF[place.half, place.state] if asked.visitor.may(each)],
         "page": number,
         "pages": pages,
-        **_said(asked),
+        **outcome_of(asked),
     }
     return Page("group.html", found.cause, "stopped", values, is_live=False)
 
@@ -59,28 +59,8 @@ def group(asked: Asked) -> Page:
 def place_of(asked: Asked) -> Place | None:
     """The place that an address names."""
     half, state, of = (asked.query.get(name, "") for name in ("half", "state", "of"))
-    store = _number(asked.query.get("store"))
+    store = number_of(asked.query.get("store"))
     states: dict[str, tuple[str, ...]] = {OUTBOX: OUTBOX_STATES, INBOX: INBOX_STATES}
     if state not in states.get(half, ()) or not of or not 0 <= store < len(asked.site.records):
         return None
     return Place(half, state, of, store)
-
-
-def _said(asked: Asked) -> dict[str, object]:
-    """What a decision, from which this page was opened, has done."""
-    did = asked.query.get("did")
-    done, changed = _number(asked.query.get("done")), _number(asked.query.get("changed"))
-    return {"did": did if did in _DID else None, "done": done, "changed": changed, "said": _DID}
-
-
-_DID = {
-    "retry": "retried",
-    "drop": "dropped",
-    "discard": "discarded",
-    "release": "taken away from their handlers",
-    "resolve": "resolved",
-}
-
-
-def _number(text: str | None) -> int:
-    return int(text) if text and text.isascii() and text.isdigit() and len(text) < 10 else 0

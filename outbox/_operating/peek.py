@@ -69,10 +69,10 @@ def peek(
 
     def read(connection: Connection) -> Sequence[Row[Any]]:
         if wanted in (MessageState.DEAD, MessageState.DELAYED):
-            return connection.execute(_aside(all_tables, wanted, *filters), given).all()
+            return connection.execute(aside(all_tables, wanted, *filters), given).all()
         if errors_first:
             return _errors_first(connection, all_tables, filters, given)
-        return _in_line(connection, all_tables, wanted, filters, given)
+        return in_line(connection, all_tables, wanted, filters, given)
 
     rows, table = transact(engine, all_tables, read), seeing.table_of(all_tables, wanted)
     return Listing(
@@ -84,15 +84,15 @@ def peek(
 def _errors_first(
     connection: Connection, tables: OutboxTables, filters: Mapping[str, str], given: dict[str, Any]
 ) -> list[Row[Any]]:
-    found = _in_line(connection, tables, None, filters, given, failed=True)
+    found = in_line(connection, tables, None, filters, given, failed=True)
     if left := given["limit"] - len(found):
-        rest = _in_line(connection, tables, None, filters, given | {"limit": left}, failed=False)
+        rest = in_line(connection, tables, None, filters, given | {"limit": left}, failed=False)
         ids = {each.id for each in found}  # one may have been retried in between
         found += [each for each in rest if each.id not in ids]
     return found
 
 
-def _in_line(
+def in_line(
     connection: Connection,
     tables: OutboxTables,
     state: MessageState | None,
@@ -125,7 +125,7 @@ def _line(
     """The oldest messages that wait for a relay: all, those whose send has failed, or the others."""
     table = tables.message
     shown = statements.state_of(table)
-    found = _viewed(table, filters).add_columns(table.c.sequence, table.c.error, shown.label("state"))
+    found = viewed(table, filters).add_columns(table.c.sequence, table.c.error, shown.label("state"))
     if state is not None:
         found = found.where(shown == literal(state.value))
     if failed is not None:
@@ -134,16 +134,16 @@ def _line(
 
 
 @cache
-def _aside(tables: OutboxTables, state: MessageState, *filters: str) -> Select[Any]:
+def aside(tables: OutboxTables, state: MessageState, *filters: str) -> Select[Any]:
     """Messages that no relay looks at now."""
     if state is MessageState.DEAD:
         c = tables.dead.c
-        return _viewed(tables.dead, filters).add_columns(c.error).order_by(c.dead_at, c.id)
+        return viewed(tables.dead, filters).add_columns(c.error).order_by(c.dead_at, c.id)
     c = tables.delayed.c
-    return _viewed(tables.delayed, filters).order_by(c.available_at, c.sequence)
+    return viewed(tables.delayed, filters).order_by(c.available_at, c.sequence)
 
 
-def _viewed(table: Table, filters: tuple[str, ...]) -> Select[Any]:
+def viewed(table: Table, filters: tuple[str, ...]) -> Select[Any]:
     c = table.c
     size = func.length(c.payload, type_=Integer).label("payload_bytes")
     found = select(c.topic, c.key, c.content_type, c.headers, size, *seeing.columns(table))

@@ -145,9 +145,11 @@ def test_the_names_of_the_outbox_are_fixed() -> None:
         "Relay",
         "RelayStatus",
         "Router",
+        "SentRecord",
         "StoredMessage",
         "TableOverview",
         "TopicOverview",
+        "TracedMessage",
         "Unavailable",
         "Unknown",
         "audit",
@@ -166,8 +168,10 @@ def test_the_names_of_the_outbox_are_fixed() -> None:
         "retry",
         "retry_all",
         "schema",
+        "sent_messages",
         "set_bucket_count",
         "status",
+        "trace",
     ]
 
 

@@ -5,10 +5,9 @@ from datetime import datetime
 
 from sqlalchemy import Connection, Engine
 
+from outbox._operating import statements
+from outbox._operating.transact import transact
 from outbox.schema import OutboxTables, tables
-
-from . import statements
-from .transact import transact
 
 
 @dataclass(frozen=True, slots=True)

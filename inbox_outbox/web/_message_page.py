@@ -1,0 +1,149 @@
+"""The way of a message: through the outbox, the broker and the inbox."""
+
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import inbox
+import outbox
+from inbox import Message, Record, Status
+from outbox import SentRecord, StoredMessage, TracedMessage
+
+from ._causes import each_seen
+from ._pages import Asked, Page, PagePart, missing, outcome_of, read_all
+
+_MOST = 20
+"""Messages of one key."""
+_KEYS = 5
+"""Keys and ids that are looked up in the inbox."""
+_LONGEST_ID = 255
+_RETRIED = ("dead", "held", "waiting", "unknown")
+_OF_STATUS = {
+    Status.DEAD: ("retry", "discard"),
+    Status.FAILED: ("retry", "discard"),
+    Status.HALTED: ("resolve", "discard"),
+    Status.CONSUMING: ("release",),
+}
+"""What can be decided about a message of status-table mode."""
+
+_log = logging.getLogger("inbox.web")
+
+
+@dataclass(frozen=True, slots=True)
+class ShownRecord:
+    """A message of status-table mode on the page."""
+
+    record: Record
+    store: int
+    seen: str
+    actions: tuple[str, ...]
+    steps: tuple[tuple[str, str], ...]
+    """Their names and states."""
+    history: tuple[dict[str, Any], ...]
+    payload: str | None
+    result: str | None
+    """What `show` makes of the two; None if they are not shown."""
+
+
+def message(asked: Asked) -> Page:
+    """Everything that is known about a key, or an id."""
+    sought = asked.query.get("q", "")
+    if not sought:
+        return missing("The address names no key or id.")
+    line, sent = _in_outbox(asked, sought)
+    keys = dict.fromkeys([sought, *_keys_of(line.value, sent.value)])
+    taken = read_all(lambda: _taken(asked, [*keys][:_KEYS]))
+    records = read_all(lambda: _records(asked, [*keys][:_KEYS]))
+    values = {
+        "sought": sought,
+        "line": line,
+        "sent": sent,
+        "taken": taken,
+        "records": records,
+        "actions": {each.message.id: _actions(asked, each) for each in line.value},
+        "can_show": asked.visitor.may("show") and asked.site.show is not None,
+        "is_shown": asked.query.get("payload") == "1",
+        "further": range(1, len(asked.site.records)),
+        "most": _MOST,
+        **outcome_of(asked),
+    }
+    return Page("message.html", sought, "", values, is_live=False)
+
+
+def _in_outbox(asked: Asked, sought: str) -> tuple[PagePart[list[TracedMessage]], PagePart[list[SentRecord]]]:
+    """By key, then by id: that may read the whole outbox."""
+    if asked.halves.outbox is None:
+        return PagePart([]), PagePart([])
+    reading, schema = asked.site.reading, asked.site.schema
+    line = read_all(lambda: outbox.trace(reading, key=sought, limit=_MOST, schema=schema))
+    sent = PagePart(list[SentRecord]())
+    if len(sought.encode(errors="replace")) <= _LONGEST_ID:
+        sent = read_all(lambda: outbox.sent_messages(reading, message_id=sought, schema=schema))
+        if not line.value and not line.error and not sent.value:
+            line = read_all(lambda: outbox.trace(reading, message_id=sought, schema=schema))
+    if not line.value and not sent.value and not sent.error:
+        sent = read_all(lambda: outbox.sent_messages(reading, key=sought, limit=_MOST, schema=schema))
+    return line, sent
+
+
+def _keys_of(line: Sequence[TracedMessage], sent: Sequence[SentRecord]) -> Iterator[str]:
+    """What an inbox may know these messages by."""
+    messages: list[StoredMessage | SentRecord] = [*(each.message for each in line), *sent]
+    for each in messages:
+        yield from ([each.id] if each.key is None else [each.key, each.id])
+
+
+def _actions(asked: Asked, each: TracedMessage) -> list[str]:
+    state = each.message.state.value
+    possible = ("retry", "drop") if state in _RETRIED else ("drop",)
+    return [action for action in possible if asked.visitor.may(action)]
+
+
+def _taken(asked: Asked, keys: Sequence[str]) -> Iterator[Message]:
+    """The keys in the inboxes of the exactly-once path."""
+    for consumer in () if asked.halves.inbox is None else asked.halves.inbox.consumers:
+        if consumer.policy is None or consumer.policy.mode != "status":
+            for key in keys:
+                found = inbox.show(asked.site.reading, consumer.consumer, key, schema=asked.site.schema)
+                if found is not None:
+                    yield found
+
+
+def _records(asked: Asked, keys: Sequence[str]) -> Iterator[ShownRecord]:
+    """The same of status-table mode; a further store is asked only if the address names it."""
+    for consumer in () if asked.halves.inbox is None else asked.halves.inbox.consumers:
+        if consumer.policy is None or consumer.policy.mode != "exactly-once":
+            for key in keys:
+                yield from _listed(asked, 0, consumer.consumer, key)
+    store = asked.query.get("store", "")
+    if store in {str(each) for each in range(1, len(asked.site.records))}:
+        yield from _listed(asked, int(store), None, keys[0])
+
+
+def _listed(asked: Asked, store: int, consumer: str | None, key: str) -> Iterator[ShownRecord]:
+    found = inbox.list_messages(asked.site.records[store], consumer=consumer, key=key, limit=_MOST)
+    for record, seen in zip(found, each_seen(found), strict=True):
+        actions = _OF_STATUS.get(record.status, ())
+        yield ShownRecord(
+            record,
+            store,
+            seen,
+            tuple(each for each in actions if asked.visitor.may(each)),
+            tuple((name, step["state"]) for name, step in json.loads(record.steps or "{}").items()),
+            tuple(reversed(json.loads(record.history or "[]"))),
+            _shown(asked, record, "payload", record.payload),
+            _shown(asked, record, "result", None if record.result is None else record.result.encode()),
+        )
+
+
+def _shown(asked: Asked, record: Record, what: str, content: bytes | None) -> str | None:
+    show = asked.site.show
+    is_wanted = asked.query.get("payload") == "1" and asked.visitor.may("show")
+    if content is None or show is None or not is_wanted:
+        return None
+    _log.info(
+        "%s looks at the %s of %r of consumer %r", asked.visitor.name, what, record.key, record.consumer
+    )
+    return show(asked.visitor.name, record.consumer, content)

@@ -1,0 +1,1 @@
+"""Where messages are, and why they wait."""

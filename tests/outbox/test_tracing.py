@@ -1,0 +1,179 @@
+"""Where messages are, and why they wait."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import Engine, delete, insert, update
+
+import outbox
+from outbox import Refused, Relay, Unavailable, Unknown
+from outbox.errors import InvalidOption
+from tests.support.database import Database
+from tests.support.outbox_publishers import TABLES, Recorder, publish, relay
+
+NEVER = datetime(9999, 1, 1, tzinfo=UTC)
+
+
+def why(engine: Engine, message_id: str) -> str:
+    """The sentence about one message."""
+    (found,) = outbox.trace(engine, message_id=message_id)
+    assert found.message.id == message_id
+    return found.why
+
+
+@pytest.fixture
+def engine(postgres: Database) -> Engine:
+    """A database with an outbox."""
+    return postgres.engine()
+
+
+def owned(engine: Engine, name: str = "shop-1", **changes: object) -> None:
+    """All buckets belong to a relay whose lease holds."""
+    until = datetime.now(UTC) + timedelta(seconds=60)
+    row = {"epoch": 7, "name": name, "lease_until": until, "generation": 1} | changes
+    with engine.begin() as connection:
+        connection.execute(delete(TABLES.relay))
+        connection.execute(insert(TABLES.relay), row)
+        connection.execute(update(TABLES.bucket).values(epoch=7))
+
+
+def test_no_relay(engine: Engine) -> None:
+    """None is running, or the one that has the bucket is lost."""
+    (first,) = publish(engine, "a1")
+    assert why(engine, first) == "no relay is running"
+    owned(engine)
+    assert why(engine, first).startswith("its turn comes: relay shop-1 sends its bucket, ")
+    assert why(engine, first).endswith("with 0 messages before it")
+    with engine.begin() as connection:
+        connection.execute(update(TABLES.bucket).values(epoch=6))
+    assert "has no relay: another one takes it over" in why(engine, first)
+    owned(engine, lease_until=datetime.now(UTC) - timedelta(seconds=1))
+    with engine.begin() as connection:
+        connection.execute(insert(TABLES.relay), {"epoch": 8, "name": "b", "lease_until": NEVER})
+    assert "has no relay, because shop-1 is lost" in why(engine, first)
+
+
+def test_what_was_not_taken(engine: Engine) -> None:
+    """When it is sent again; and what is behind it says so, and names it."""
+    first, second, other = publish(engine, "a1", "a2", "b1")
+    relay(engine, Recorder({"a1": [Unavailable("full", 3_600.0)], "b1": [Unknown("no answer")]}))
+    owned(engine)
+    assert why(engine, first).startswith("it was not taken, and is sent again at ")
+    (_, found) = outbox.trace(engine, key="a")
+    assert found.message.id == second
+    assert found.behind == first
+    assert found.why.startswith(
+        f"it is behind message {first} of its key: it was not taken, and is sent again"
+    )
+    with engine.begin() as connection:
+        connection.execute(update(TABLES.message).values(retry_at=datetime.now(UTC) - timedelta(seconds=1)))
+    assert why(engine, other) == "it may have been taken or not, and is due to be sent again by relay shop-1"
+    outbox.pause(engine, "orders", by="ann", why="the broker is moved")
+    assert why(engine, first).startswith("its topic is paused by ann since ")
+    assert why(engine, first).endswith(": the broker is moved")
+    outbox.resume(engine, "orders")
+    outbox.pause(engine)
+    assert why(engine, second).startswith("all topics are paused by ")
+
+
+def test_a_paused_topic_holds_nothing_else_up(engine: Engine) -> None:
+    """A message of another topic is not behind one of its key that is paused."""
+    publish(engine, "a1", topic="mail")
+    (second,) = publish(engine, "a2")
+    owned(engine)
+    assert "behind message" in why(engine, second)
+    outbox.pause(engine, "mail")
+    assert why(engine, second).startswith("its turn comes")
+
+
+def test_held_dead_and_delayed(engine: Engine) -> None:
+    """These wait for somebody, or for their time."""
+    (held,) = publish(engine, "a1")
+    relay(engine, Recorder({"a1": [Refused("no")]}), after_dead="hold")
+    (dead,) = publish(engine, "b1")
+    relay(engine, Recorder({"b1": [Refused("no")]}))
+    (later,) = publish(engine, "c1", delay=3_600)
+    owned(engine)
+    assert why(engine, held).startswith("it is held: it and its key wait")
+    assert why(engine, dead).startswith("it is dead: it is not sent unless somebody retries it")
+    assert why(engine, later).startswith("it is not due before 2")
+    with engine.begin() as connection:
+        past = datetime.now(UTC) - timedelta(seconds=5)
+        connection.execute(update(TABLES.delayed).values(available_at=past))
+    assert why(engine, later).endswith("no relay has moved it: relays move it when they look next")
+    states = [found.message.state.value for key in "abc" for found in outbox.trace(engine, key=key)]
+    assert states == ["held", "dead", "delayed"]
+
+
+def test_sending_crowded_and_stray(engine: Engine) -> None:
+    """It is being sent; the relay's memory is full; its bucket does not exist."""
+    (first,) = publish(engine, "a1")
+    with engine.begin() as connection:
+        row = connection.execute(TABLES.message.select()).one()
+    owned(engine, sending=f'{{"{row.bucket}": [{row.sequence}]}}')
+    assert why(engine, first) == "relay shop-1 is sending it now"
+    owned(engine, crowded_by="mail")
+    assert "most of them of topic mail" in why(engine, first)
+    with engine.begin() as connection:
+        connection.execute(update(TABLES.message).values(bucket=1_000))
+    assert why(engine, first) == "its bucket, 1000, does not exist: relays take it in"
+
+
+def test_an_old_generation(engine: Engine) -> None:
+    """A message in a new bucket waits for those of its key in the old one."""
+    (first,) = publish(engine, "a1")
+    outbox.set_bucket_count(engine, 16)
+    (second,) = publish(engine.execution_options(), "a2")
+    owned(engine)
+    with engine.begin() as connection:
+        newest = connection.execute(TABLES.bucket.select().order_by(TABLES.bucket.c.bucket.desc())).first()
+        assert newest is not None
+        connection.execute(
+            update(TABLES.message).where(TABLES.message.c.id == second).values(bucket=newest.bucket)
+        )
+    said = why(engine, second)
+    assert said.startswith(f"it is behind message {first} of its key, in an old generation of buckets: ")
+
+
+def test_what_was_sent(engine: Engine) -> None:
+    """By id and by key, where the relay keeps records; each message names itself for a decision."""
+    (sent,) = publish(engine, "a1")
+    Relay(engine, Recorder(), keep_sent=60).run_once()
+    assert outbox.trace(engine, message_id=sent) == []
+    (by_id,) = outbox.sent_messages(engine, message_id=sent)
+    assert outbox.sent_messages(engine, key="a") == [by_id]
+    assert (by_id.id, by_id.topic, by_id.key) == (sent, "orders", "a")
+    publish(engine, "b1", "b2")
+    relay(engine, Recorder({"b1": [Unavailable("full", 60.0)]}))
+    (waiting, _) = outbox.trace(engine, key="b")
+    assert outbox.drop_all(engine, "waiting", seen=waiting.seen) == 1
+    assert len(outbox.trace(engine, key="b")) == 1
+
+
+def test_on_each_database(migrated: Database) -> None:
+    """The same statements, by id and by key."""
+    engine = migrated.engine()
+    first, _ = publish(engine, "a1", "a2")
+    (later,) = publish(engine, "a3", delay=3_600)
+    owned(engine)
+    assert why(engine, first).startswith("its turn comes")
+    assert why(engine, later).startswith("it is not due before")
+    assert len(outbox.trace(engine, key="a")) == 3
+    assert not outbox.trace(engine, message_id="nobody")
+    assert not outbox.sent_messages(engine, message_id="nobody")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "message_id, key: expected one of the two"),
+        ({"message_id": "a", "key": "b"}, "message_id, key: expected one of the two"),
+        ({"key": ""}, "key=''"),
+        ({"key": "a", "limit": 0}, "limit=0"),
+    ],
+)
+def test_bad_input(sqlite: Database, options: dict[str, object], said: str) -> None:
+    """Each is refused by name."""
+    for function in (outbox.trace, outbox.sent_messages):
+        with pytest.raises(InvalidOption, match=said):
+            function(sqlite.engine(), **options)  # type: ignore[arg-type]
