@@ -77,6 +77,7 @@ LONG_FILES = (
     "relay/test_run",
     "deployment/test_standby",
     "project/test_wheel",
+    "web/test_browser",
 )
 """What takes half a minute or more, the longest first. It begins early, after the groups, so that no process
 is still at it when the others have finished."""

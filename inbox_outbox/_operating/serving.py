@@ -89,6 +89,7 @@ def web(
             page,
             log_level="warning",
             lifespan="off",
+            ws="none",
             proxy_headers=False,  # else the peer's address, which is checked, could be a header's
             server_header=False,
             timeout_graceful_shutdown=1,  # pages keep a connection open

@@ -95,7 +95,7 @@ def merged(seen: Iterable[str]) -> str:
 def each_seen(listing: Listing[Any]) -> Iterator[str]:
     """For each message of a listing, what names it alone."""
     if listing:
-        kind, places = unpacked(listing.seen)
+        kind, *places = unpacked(listing.seen)
         for place in places:
             yield packed(kind, [place])
 
