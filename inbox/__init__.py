@@ -21,11 +21,13 @@ from inbox._exactly_once.work import Work
 from inbox._listening.async_listener import AsyncListener
 from inbox._listening.listener import Listener
 from inbox._listening.outcome import Action, Decision, Decisions, Outcome
+from inbox._listening.series_events import SeriesEvents
 from inbox._operating.bulk import discard_all, release_all, retry_all
 from inbox._operating.check import check
 from inbox._operating.overview import ConsumerOverview, InboxOverview, PurgeOverview, overview
 from inbox._operating.purge import Purged, purge
 from inbox._operating.repair import discard, list_messages, release, resolve_step, retry, show_message
+from inbox._operating.series import series
 from inbox._operating.set_policy import set_policy
 from inbox._operating.status import ConsumerStatus, Message, decisions, show, status
 from inbox._status_mode.async_claim import AsyncClaim
@@ -50,6 +52,7 @@ from inbox_outbox_base.words.overviews import (
     OldestSnapshot,
     TableOverview,
 )
+from inbox_outbox_base.words.series import Series, SeriesKind, SeriesPoint
 
 from . import errors, schema
 
@@ -90,6 +93,10 @@ __all__ = [
     "Record",
     "RedisStore",
     "Retention",
+    "Series",
+    "SeriesEvents",
+    "SeriesKind",
+    "SeriesPoint",
     "SqlStore",
     "Status",
     "StatusInbox",
@@ -115,6 +122,7 @@ __all__ = [
     "retry",
     "retry_all",
     "schema",
+    "series",
     "set_policy",
     "show",
     "show_message",

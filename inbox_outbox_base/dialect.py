@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Literal
 
-from sqlalchemy import URL, Connection, Table
+from sqlalchemy import URL, Connection, Insert, Table
 from sqlalchemy.types import TypeEngine
 
 Code = str | int
@@ -127,6 +127,10 @@ class Storing:
 
     def from_now(self, seconds: str) -> str:
         """The SQL of the time that is this many seconds from now."""
+        raise NotImplementedError
+
+    def upsert(self, table: Table, column: str) -> Insert:
+        """An INSERT; if there is a row with the primary key, it sets this column of the row instead."""
         raise NotImplementedError
 
     def movable(self, time: str) -> str:

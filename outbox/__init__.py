@@ -32,6 +32,7 @@ from inbox_outbox_base.words.overviews import (
     OldestSnapshot,
     TableOverview,
 )
+from inbox_outbox_base.words.series import Series, SeriesKind, SeriesPoint
 from outbox._operating.actions import drop, pause, resume, retry
 from outbox._operating.audit import Audit, audit
 from outbox._operating.audit_parts import Missing
@@ -39,9 +40,10 @@ from outbox._operating.bucket_count import set_bucket_count
 from outbox._operating.bulk import drop_all, purge_dead, retry_all
 from outbox._operating.check import check
 from outbox._operating.overview import OutboxOverview, TopicOverview, overview
-from outbox._operating.owners import GenerationStatus, RelayStatus
+from outbox._operating.owners import GenerationStatus, RejectedTopic, RelayStatus
 from outbox._operating.peek import peek
 from outbox._operating.recording import decisions
+from outbox._operating.series import series
 from outbox._operating.status import OutboxStatus, is_drained, status
 from outbox._operating.stored_message import MessageState, StoredMessage
 from outbox._operating.tracing.pauses import PausedTopic, pauses
@@ -85,10 +87,14 @@ __all__ = [
     "PausedTopic",
     "Publisher",
     "Refused",
+    "RejectedTopic",
     "Relay",
     "RelayStatus",
     "Router",
     "SentRecord",
+    "Series",
+    "SeriesKind",
+    "SeriesPoint",
     "StoredMessage",
     "TableOverview",
     "TopicOverview",
@@ -112,6 +118,7 @@ __all__ = [
     "retry_all",
     "schema",
     "sent_messages",
+    "series",
     "set_bucket_count",
     "status",
     "trace",

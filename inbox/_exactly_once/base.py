@@ -3,11 +3,14 @@
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Engine
 
+from inbox._listening.handler_counts import HandlerCounts
 from inbox._listening.outcome import Outcome
+from inbox._listening.series_events import SeriesEvents
 from inbox._memory import Memory, place_of
 from inbox_outbox_base.checks import options
 from inbox_outbox_base.checks.extras import check_greenlet
@@ -20,6 +23,7 @@ from inbox_outbox_base.errors.inbox import InvalidOption, NotTaken
 from inbox_outbox_base.errors.not_taken import OnRefusal, raise_refusal
 from inbox_outbox_base.monitoring.events import OF_VERDICT, Event, EventKind, Hook, Hooks, describe
 from inbox_outbox_base.tables.inbox import tables
+from inbox_outbox_base.transactions.durability import engine_behind
 from inbox_outbox_base.transactions.policy import Declaration
 from inbox_outbox_base.transactions.session import BindArguments
 from inbox_outbox_base.words.incoming import Verdict
@@ -128,6 +132,13 @@ class Consumer:
                 )
             )
         return True
+
+    def _counting(self, source: object, bind_arguments: BindArguments | None) -> HandlerCounts | None:
+        """Counts what listeners decide, unless a hook counts the events."""
+        if self.hooks.has(SeriesEvents):
+            return None
+        engine = partial(engine_behind, source, self.tables.message, bind_arguments)
+        return HandlerCounts(self.consumer, self.tables.minute, engine)
 
     def _messages(
         self, keys: Sequence[Key], payloads: Sequence[Any] | None, times: Sequence[datetime | None] | None

@@ -256,6 +256,7 @@ class Inbox(Consumer, Listens[Listener]):
 
             looks = looking_at(source, self.tables.message, bind_arguments)
             handle_message.prepare = looks  # type: ignore[attr-defined]
+            handle_message.counts = self._counting(source, bind_arguments)  # type: ignore[attr-defined]
             return handle_message
 
         return decorate

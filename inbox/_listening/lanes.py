@@ -53,6 +53,8 @@ class JobBatch:
         self.preparation: Callable[[], None] | None = None
         """Runs in the first message, before its handler: a database that hangs there does not block a
         stop."""
+        self.counts: Callable[[Decision], object] | None = None
+        """Called with each decision about a message that has begun."""
         self.interruption: BaseException | None = None
         """The error that ends the call instead of decisions."""
         self.jobs = [MessageJob(self, *numbered) for numbered in enumerate(messages)]

@@ -127,6 +127,7 @@ class ListenerBase:
             raise InvalidOption(f"handler={handler!r}: expected a function of a message")
         batch = JobBatch(messages, run, in_order=self.order == "in_order", wake=wake)
         batch.preparation = self._preparing(handler)
+        batch.counts = getattr(handler, "counts", None)
         for job in batch.jobs:
             job.context.run(is_stopping.set, self._is_stopping)
             job.context.run(job.recordings.begin)
@@ -151,6 +152,8 @@ class ListenerBase:
                 options.shown(job.key),
                 decision.reason,
             )
+        elif job.batch.counts is not None:
+            job.batch.counts(decision)
         if job.batch.is_decided:
             job.batch.wake()
 

@@ -150,6 +150,7 @@ class AsyncStatusInbox(StatusConsumer, Listens[AsyncListener]):
 
             handle_message.outcome = outcome  # type: ignore[attr-defined]
             handle_message.prepare = self.store.prepare  # type: ignore[attr-defined]
+            handle_message.counts = self._counting()  # type: ignore[attr-defined]
             return handle_message
 
         return decorate

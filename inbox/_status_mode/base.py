@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
+from inbox._listening.handler_counts import HandlerCounts
 from inbox._listening.outcome import Outcome
+from inbox._listening.series_events import SeriesEvents
 from inbox._memory import Known, Memory
 from inbox_outbox_base.calls import clock
 from inbox_outbox_base.checks import options
@@ -95,6 +97,10 @@ class StatusConsumer:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.consumer!r}, store={self.store!r})"
+
+    def _counting(self) -> HandlerCounts | None:
+        """Counts what listeners decide, unless a hook counts the events."""
+        return None if self.hooks.has(SeriesEvents) else self.store.counts(self.consumer)
 
     @staticmethod
     def _call(work: Callable[[], Any]) -> Any:

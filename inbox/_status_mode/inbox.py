@@ -185,6 +185,7 @@ class StatusInbox(StatusConsumer, Listens[Listener]):
 
             handle_message.outcome = lambda message: run(message)[1]  # type: ignore[attr-defined]
             handle_message.prepare = self.store.prepare  # type: ignore[attr-defined]
+            handle_message.counts = self._counting()  # type: ignore[attr-defined]
             return handle_message
 
         return decorate

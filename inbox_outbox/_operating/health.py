@@ -27,6 +27,9 @@ def health(
     max_overdue: Annotated[
         str, typer.Option(help="How far keys may be past their retention.", metavar="TIME")
     ] = "1d",
+    max_rejected: Annotated[
+        str, typer.Option(help="How long the broker may reject a topic.", metavar="TIME")
+    ] = "5m",
     only: Annotated[
         Half | None, typer.Option(help="Look at this half alone, with the rights to no other.")
     ] = None,
@@ -35,7 +38,8 @@ def health(
 ) -> None:
     """Say whether somebody has to look at the inbox or the outbox.
 
-    Exit code 0: no. Else that of the most urgent problem: 10 no relay is running; 7 a message has waited for
+    Exit code 0: no. Else that of the most urgent problem: 10 no relay is running; 15 the broker rejects a
+    topic, or messages that cannot be sent keep relays from reading on; 7 a message has waited for
     too long; 11 messages are dead, held or halted; 12 no purge deletes keys that are past their retention;
     13 one half could not be seen.
     """
@@ -44,6 +48,7 @@ def health(
         no_relay=length("max-no-relay", max_no_relay),
         stopped=max_stopped,
         overdue=length("max-overdue", max_overdue),
+        rejected=length("max-rejected", max_rejected),
     )
     with engine_at(url, schema) as engine:
         place = place_of(engine, schema)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from inbox import InboxOverview
-from inbox_outbox._exit import LATE, NO_RELAY, OVERDUE, STOPPED
+from inbox_outbox._exit import LATE, NO_RELAY, OVERDUE, REJECTED, STOPPED
 from outbox import Count, OutboxOverview
 
 from .units import duration
@@ -26,6 +26,8 @@ class HealthLimits:
     """Dead, held and halted messages."""
     overdue: timedelta = timedelta(days=1)
     """Of keys that a purge should have deleted."""
+    rejected: timedelta = timedelta(minutes=5)
+    """Since the broker rejects a topic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ def problems(
     found: list[Problem] = []
     if outbox is not None:
         found += _of_relays(outbox, limits)
+        found += _of_rejections(outbox, limits)
         found += _of_age(outbox, limits)
     found += _of_stopped(inbox, outbox, limits)
     if inbox is not None:
@@ -62,6 +65,21 @@ def _of_relays(found: OutboxOverview, limits: HealthLimits) -> Iterator[Problem]
         yield Problem(NO_RELAY, f"no relay is running since {since:%Y-%m-%d %H:%M:%S} UTC{waiting}")
     elif since is None and has_work:
         yield Problem(NO_RELAY, "no relay has ever run; messages wait to be sent")
+
+
+def _of_rejections(found: OutboxOverview, limits: HealthLimits) -> Iterator[Problem]:
+    for each in found.topics:
+        known = each.rejected
+        if known is None or each.is_paused:
+            continue
+        if found.database.now - known.since > limits.rejected:
+            age = duration(found.database.now - known.since)
+            yield Problem(REJECTED, f"the broker has rejected topic {each.topic!r} for {age}: {known.reason}")
+    full = [each.name for each in found.relays if each.lease_left >= 0 and each.reads_no_further]
+    if full:
+        text = f"very many messages cannot be sent, so that relays read no further{_names(full)}"
+        crowded_by = next((each.crowded_by for each in found.relays if each.crowded_by is not None), None)
+        yield Problem(REJECTED, text + (f"; most are of topic {crowded_by!r}" if crowded_by else ""))
 
 
 def _of_age(found: OutboxOverview, limits: HealthLimits) -> Iterator[Problem]:

@@ -20,6 +20,7 @@ from inbox_outbox_base.errors import secrets
 from outbox import OutboxOverview
 
 from .looking import look
+from .over_time import lines_of
 from .problems import HealthLimits, problems
 from .topics import rows_of
 from .units import duration, size
@@ -73,6 +74,8 @@ def _shown(engine: Engine, schema: str | None, width: int) -> Group:
         parts += _of_outbox(outbox, width)
     if inbox is not None:
         parts += _of_inbox(inbox, width)
+    if lines := lines_of(engine, schema, halves):
+        parts.append(Text("the last hour, by the minute:\n" + "\n".join(lines)))
     parts += [Text(printable(each)) for each in (*_of_database(database), *halves.unseen)]
     return Group(*parts)
 

@@ -13,7 +13,10 @@ def rows_of(found: OutboxOverview) -> tuple[tuple[str, ...], list[tuple[str, ...
     """The headings, and a row for each topic."""
     rows = []
     for each in found.topics:
-        retry = "-" if each.retry_at is None else f"in {duration(each.retry_at - found.database.now)}"
+        if each.rejected is not None:
+            retry = f"rejected, again in {duration(each.rejected.until - found.database.now)}"
+        else:
+            retry = "-" if each.retry_at is None else f"in {duration(each.retry_at - found.database.now)}"
         rows.append(
             (
                 each.topic,

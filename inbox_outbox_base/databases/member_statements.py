@@ -124,11 +124,11 @@ def note(tables: OutboxTables) -> Update:
 
 
 @cache
-def note_crowd(tables: OutboxTables) -> Update:
-    """Record which topic fills a relay's memory."""
+def note_topics(tables: OutboxTables) -> Update:
+    """Record which topic fills a relay's memory, and which ones the broker rejects."""
     c = tables.relay.c
-    crowded_by: BindParameter[Any] = bindparam("crowded_by", type_=c.crowded_by.type)
-    return update(tables.relay).where(c.epoch == bindparam("epoch_")).values(crowded_by=crowded_by)
+    given = {name: bindparam(name, type_=c[name].type) for name in ("crowded_by", "lanes")}
+    return update(tables.relay).where(c.epoch == bindparam("epoch_")).values(given)
 
 
 @cache

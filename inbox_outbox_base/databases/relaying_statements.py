@@ -269,6 +269,13 @@ def wait(tables: OutboxTables) -> Update:
     return update(tables.message).where(this(tables)).values(changed)
 
 
+def since(table: Table) -> ColumnElement[Any]:
+    """When a waiting message was published; for a delayed one that was never sent, when it was due."""
+    c = table.c
+    due = func.coalesce(c.retry_at, c.created_at, type_=c.created_at.type)
+    return case((c.attempts == 0, due), else_=c.created_at)
+
+
 def since_first(tables: OutboxTables) -> ColumnElement[Any]:
     """When the message's first failed send was recorded; if this is the first, now."""
     return func.coalesce(tables.message.c.failing_since, utcnow())

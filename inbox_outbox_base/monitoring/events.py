@@ -134,6 +134,10 @@ class Hooks:
     def __bool__(self) -> bool:
         return bool(self._hooks)
 
+    def has(self, kind: type) -> bool:
+        """Whether one of them is of this class."""
+        return any(isinstance(hook, kind) for hook in self._hooks)
+
     def __call__(self, event: Event) -> None:
         """Call all hooks; an error in one is logged and does not affect the message."""
         for hook in self._hooks:

@@ -36,7 +36,7 @@ from .columns import (
     short_text,
     utcnow,
 )
-from .operations import DECISION, decision_table
+from .operations import DECISION, MINUTE, decision_table, minute_table
 from .outbox import OUTBOX, OutboxTables, outbox_tables
 from .storing import options, where
 
@@ -74,6 +74,7 @@ class Tables:
     purge: Table
     outbox: OutboxTables
     decision: Table
+    minute: Table
     version: Table
 
     @property
@@ -122,7 +123,8 @@ def _tables(schema: str | None) -> Tables:
         PrimaryKeyConstraint("version_num", name=f"{VERSION_TABLE}_pkc"),
     )
     begin_with(version, f"(version_num) VALUES ('{REVISION}')")
-    return Tables(message, consumer, ledger, rejected, status, purge, outbox, decision, version)
+    minute = minute_table(metadata)
+    return Tables(message, consumer, ledger, rejected, status, purge, outbox, decision, minute, version)
 
 
 def _outbox(schema: str | None) -> OutboxTables:
@@ -293,10 +295,10 @@ CONSUMER_RULES = {
 """Rules that every consumer's policy obeys, by the constraint's name."""
 
 FEATURES = {
-    "inbox": ("inbox_message", "inbox_consumer", "inbox_purge", DECISION),
-    "status": ("inbox_status", "inbox_consumer", "inbox_purge", DECISION),
-    "ledger": ("inbox_ledger", "inbox_rejected", "inbox_consumer", "inbox_purge", DECISION),
-    "outbox": (*OUTBOX, DECISION),
+    "inbox": ("inbox_message", "inbox_consumer", "inbox_purge", DECISION, MINUTE),
+    "status": ("inbox_status", "inbox_consumer", "inbox_purge", DECISION, MINUTE),
+    "ledger": ("inbox_ledger", "inbox_rejected", "inbox_consumer", "inbox_purge", DECISION, MINUTE),
+    "outbox": (*OUTBOX, DECISION, MINUTE),
 }
 """The tables of each feature; the first one belongs to no other feature. (The Spark writer needs "inbox" and
 "ledger".)"""

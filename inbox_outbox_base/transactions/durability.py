@@ -48,7 +48,7 @@ def looking_at(source: Any, table: Table, bind_arguments: BindArguments | None) 
 
 def _look_behind(source: Any, table: Table, bind_arguments: BindArguments | None) -> None:
     try:
-        engine = _engine(source, table, bind_arguments)
+        engine = engine_behind(source, table, bind_arguments)
     except Exception as error:  # noqa: BLE001 - as above
         _log.debug("the engine could not be found: %s", reason(error))
         return
@@ -57,7 +57,7 @@ def _look_behind(source: Any, table: Table, bind_arguments: BindArguments | None
         safety.check_engine(engine, [table])
 
 
-def _engine(source: Any, table: Table, bind_arguments: BindArguments | None) -> Any:
+def engine_behind(source: Any, table: Table, bind_arguments: BindArguments | None) -> Any:
     """The engine itself, or the one by which sessions write to the table."""
     while callable(source):  # a function that returns a source, and makers of sessions
         source = getattr(source, "session_factory", source)()

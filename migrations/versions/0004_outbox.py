@@ -159,6 +159,7 @@ def upgrade() -> None:
         sa.Column("generation", sa.BigInteger, nullable=False, server_default="0"),
         sa.Column("keeps_sent", sa.Boolean),
         sa.Column("crowded_by", plain_text(249)),
+        sa.Column("lanes", long_text()),
         sa.PrimaryKeyConstraint("epoch", name="outbox_relay_pkey"),
         **given,
     )

@@ -1,4 +1,4 @@
-"""What operators have decided, for all features."""
+"""What operators have decided, and what was counted in each minute, for all features."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -11,7 +11,7 @@ down_revision = "0005"
 branch_labels = None
 depends_on = None
 features = ("inbox", "status", "ledger", "outbox")
-makes = ("ops_decision",)
+makes = ("ops_decision", "ops_minute")
 
 
 def upgrade() -> None:
@@ -32,7 +32,19 @@ def upgrade() -> None:
         **options(),
     )
     op.create_index("ops_decision_at", "ops_decision", ["at"], schema=schema)
+    op.create_table(
+        "ops_minute",
+        sa.Column("minute", plain_time(), nullable=False),
+        sa.Column("source", plain_text(96), nullable=False),
+        sa.Column("kind", plain_text(16), nullable=False),
+        sa.Column("name", plain_text(249), nullable=False),
+        sa.Column("number", sa.BigInteger, nullable=False),
+        sa.PrimaryKeyConstraint("minute", "source", "kind", "name", name="ops_minute_pkey"),
+        schema=schema,
+        **options(),
+    )
 
 
 def downgrade() -> None:
-    op.drop_table("ops_decision", schema=op.get_context().opts["inbox_schema"], if_exists=True)
+    for table in reversed(makes):
+        op.drop_table(table, schema=op.get_context().opts["inbox_schema"], if_exists=True)

@@ -31,12 +31,13 @@ from sqlalchemy import (
 from sqlalchemy.sql.elements import ColumnElement
 
 from inbox_outbox_base.databases.relaying import ALL_TOPICS
+from inbox_outbox_base.databases.relaying_statements import since
 from inbox_outbox_base.tables.columns import from_now, utcnow
 from inbox_outbox_base.tables.inbox import Tables
 from inbox_outbox_base.tables.times import readable
 from outbox.schema import OutboxTables
 
-from .statements import has_a_time, since, state_of
+from .statements import has_a_time, state_of
 
 
 @dataclass(frozen=True, slots=True)

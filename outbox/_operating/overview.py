@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from operator import attrgetter
 
 from sqlalchemy import Connection, Engine, Table
 
@@ -15,7 +16,7 @@ from outbox.schema import OutboxTables, tables
 
 from . import overview_statements, statements
 from .in_line import InLine, precise
-from .owners import GenerationStatus, Owners, RelayStatus
+from .owners import GenerationStatus, Owners, RejectedTopic, RelayStatus
 from .transact import transact
 
 _DEAD = 1_000
@@ -50,6 +51,8 @@ class TopicOverview:
     retry_at: datetime | None
     """When the next of its failed messages is sent again."""
     is_paused: bool
+    rejected: RejectedTopic | None
+    """What the relay knows that the broker has rejected it for longest, if there is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +122,13 @@ def _overview(connection: Connection, tables: OutboxTables) -> OutboxOverview:
     owners = Owners(connection, tables)
     line = InLine(connection, tables, owners.numbers, owners.outside)
     stopped = _DeadLetters(connection, tables)
-    names = sorted({*line.topics, *stopped.topics}, key=lambda name: _urgency(name, line, stopped))
+    rejected = _rejected(owners.relays)
+    names = sorted({*line.topics, *stopped.topics, *rejected}, key=lambda name: _urgency(name, line, stopped))
     shown = names[:_TOPICS]
     errors = stopped.errors | line.errors(shown)
-    topics = [_topic(name, line, stopped, errors, owners.paused, database.now) for name in shown]
+    topics = [
+        _topic(name, line, stopped, errors, owners.paused, database.now, rejected.get(name)) for name in shown
+    ]
     due = connection.execute(overview_statements.next_due(tables)).scalar()
     rows = next(each.rows for each in database.tables if each.name == tables.message.name)
     return OutboxOverview(
@@ -171,6 +177,7 @@ def _topic(
     errors: Mapping[str, tuple[str, str]],
     paused: Sequence[str],
     now: datetime,
+    rejected: RejectedTopic | None,
 ) -> TopicOverview:
     error_id, error = errors.get(name, (None, None))
     return TopicOverview(
@@ -182,7 +189,16 @@ def _topic(
         error_id=error_id,
         retry_at=line.retry_at.get(name),
         is_paused=name in paused or ALL_TOPICS in paused,
+        rejected=rejected,
     )
+
+
+def _rejected(relays: Iterable[RelayStatus]) -> dict[str, RejectedTopic]:
+    """By topic, what the live relay knows that the broker has rejected it for longest."""
+    found: dict[str, RejectedTopic] = {}
+    for each in (each for relay in relays if relay.lease_left >= 0 for each in relay.rejected):
+        found[each.topic] = min(each, found.get(each.topic, each), key=attrgetter("since"))
+    return found
 
 
 def _urgency(name: str, line: InLine, dead: _DeadLetters) -> tuple[bool, datetime, str]:

@@ -18,6 +18,21 @@ _NO_LIMIT = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
+class RejectedTopic:
+    """A topic of which the broker takes nothing at the moment, as one relay knows it."""
+
+    topic: str
+    since: datetime
+    """When the broker has refused to take a message of it for the first time since it last took one."""
+    until: datetime
+    """When the relay tries it again, or has tried it: then a single message."""
+    reason: str
+    """Why, in the last try; without passwords."""
+    known: int
+    """How many of its messages the relay knows."""
+
+
+@dataclass(frozen=True, slots=True)
 class RelayStatus:
     """A relay that is running, or one that was lost and is not retired yet."""
 
@@ -33,6 +48,10 @@ class RelayStatus:
     crowded_by: str | None
     """The topic of most messages that the relay remembers because they cannot be sent yet, if these half fill
     its memory, else None. Once it is full, other topics and keys wait, too."""
+    reads_no_further: bool
+    """Whether its memory is full: it reads on once some messages have left."""
+    rejected: tuple[RejectedTopic, ...]
+    """Topics that the broker rejects, those that it has rejected for longest first; up to 50."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +117,8 @@ class Owners:
 
 
 def _relay(row: Row[Any]) -> RelayStatus:
-    sending = json.loads(row.sending or "{}")
+    sending, lanes = json.loads(row.sending or "{}"), json.loads(row.lanes or "{}")
+    times = ("since", "until")
     return RelayStatus(
         name=row.name,
         epoch=row.epoch,
@@ -107,4 +127,9 @@ def _relay(row: Row[Any]) -> RelayStatus:
         sending=sum(len(sequences) for sequences in sending.values()),
         joined_at=row.joined_at,
         crowded_by=row.crowded_by,
+        reads_no_further=lanes.get("reads_no_further", False),
+        rejected=tuple(
+            RejectedTopic(**each | {name: datetime.fromisoformat(each[name]) for name in times})
+            for each in lanes.get("topics", ())
+        ),
     )

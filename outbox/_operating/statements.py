@@ -32,7 +32,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.elements import ColumnElement
 
-from inbox_outbox_base.databases.relaying_statements import CONTENT, content, this
+from inbox_outbox_base.databases.relaying_statements import CONTENT, content, since, this
 from inbox_outbox_base.tables.columns import from_now
 from inbox_outbox_base.tables.inbox import utcnow
 from inbox_outbox_base.tables.times import readable
@@ -48,13 +48,6 @@ def _is_waiting(table: Table) -> ColumnElement[bool]:
     """Sent and not accepted. `retry_at` alone does not tell: a delayed message has it before it is sent."""
     c = table.c
     return and_(c.state == "pending", c.retry_at.is_not(None), c.attempts > 0)
-
-
-def since(table: Table) -> ColumnElement[Any]:
-    """When a waiting message was published; for a delayed one that was never sent, when it was due."""
-    c = table.c
-    due = func.coalesce(c.retry_at, c.created_at, type_=c.created_at.type)
-    return case((c.attempts == 0, due), else_=c.created_at)
 
 
 @cache
@@ -211,7 +204,7 @@ def relays(tables: OutboxTables) -> Select[Any]:
     """The relays with their buckets and the database's clock, in the order in which they joined."""
     c, bucket = tables.relay.c, tables.bucket.c
     owned = select(func.count()).where(bucket.epoch == c.epoch).scalar_subquery().label("buckets")
-    columns = (c.epoch, c.name, c.lease_until, c.sending, c.joined_at, c.generation, c.crowded_by)
+    columns = (c.epoch, c.name, c.lease_until, c.sending, c.joined_at, c.generation, c.crowded_by, c.lanes)
     return select(*columns, owned, utcnow().label("now")).order_by(c.epoch)
 
 

@@ -48,6 +48,8 @@ class _Delivery(Generic[L]):
             outbox_options.topic(topic): self._checked(f"handlers[{topic!r}]", handler)
             for topic, handler in handlers.items()
         }
+        self._counts = {topic: getattr(handler, "counts", None) for topic, handler in handlers.items()}
+        """What counts the decisions about a topic's messages."""
         self._failures: OrderedDict[tuple[object, ...], int] = OrderedDict()
         self._concurrency = outbox_options.count("concurrency", concurrency)
         self._max_attempts = outbox_options.count("max_attempts", max_attempts)
@@ -72,6 +74,8 @@ class _Delivery(Generic[L]):
         )
 
     def _answer(self, message: Envelope, decision: Decision) -> Outcome:
+        if (counts := self._counts[message.topic]) is not None:
+            counts(decision)
         answer = self._verdict(message, decision)
         if answer == ACCEPTED or isinstance(answer, Refused):
             self._failures.pop(identity_of(message), None)

@@ -287,6 +287,8 @@ class RelayLoop(ABC, Generic[E, P]):
                     self._recheck(self._rounds.recheck)
                 if self._rounds.retirement_is_due:
                     self._retire()
+                if self._rounds.series_is_due:
+                    self._keep_series()
                 choice = self._write_and_choose(tries)
             except Retired as error:
                 self._lost(error)
@@ -336,6 +338,13 @@ class RelayLoop(ABC, Generic[E, P]):
             self._retiring.do(self._rounds.retire, 1)
         except (SQLAlchemyError, OSError, OutboxError) as error:
             _log.warning("old buckets could not be deleted, retrying: %s", reason(error))
+
+    def _keep_series(self) -> None:
+        """Take samples in a separate transaction: the relay goes on if that fails."""
+        try:
+            self._do(self._rounds.keep_series, 1)
+        except (SQLAlchemyError, OSError, OutboxError) as error:
+            _log.warning("the outbox could not be sampled, retrying in a minute: %s", reason(error))
 
     def _round(self, connection: Connection) -> Choice:
         return self._rounds.round(connection, self._flights.report)

@@ -64,9 +64,12 @@ class Members:
         text = json.dumps(sending, separators=(",", ":")) if sending else None
         connection.execute(member_statements.note(self._tables), {"epoch_": epoch, "sending": text})
 
-    def note_crowd(self, connection: Connection, epoch: int, topic: str | None) -> None:
-        """Record which topic fills a relay's memory."""
-        connection.execute(member_statements.note_crowd(self._tables), {"epoch_": epoch, "crowded_by": topic})
+    def note_topics(
+        self, connection: Connection, epoch: int, crowded_by: str | None, lanes: str | None
+    ) -> None:
+        """Record which topic fills a relay's memory, and which ones the broker rejects."""
+        given = {"epoch_": epoch, "crowded_by": crowded_by, "lanes": lanes}
+        connection.execute(member_statements.note_topics(self._tables), given)
 
     def retire_expired(self, connection: Connection, epoch: int) -> bool:
         """Free the buckets of other relays whose lease has expired, and count their unfinished sends; return

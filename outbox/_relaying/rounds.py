@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -13,10 +14,12 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from inbox_outbox_base.calls import clock
+from inbox_outbox_base.counting.series import SeriesWritten
 from inbox_outbox_base.databases import relaying_statements
 from inbox_outbox_base.databases.letter import Letter
 from inbox_outbox_base.databases.registry import relaying
 from inbox_outbox_base.databases.relaying import ALL_TOPICS
+from inbox_outbox_base.databases.taking_statements import clock as database_clock
 from inbox_outbox_base.errors.codes import refuses_row
 from inbox_outbox_base.errors.outbox import UnsafeSequence, WrongBucketCount
 from inbox_outbox_base.transactions import memories
@@ -25,6 +28,7 @@ from outbox._publishing.safety import check_relays, tell
 from outbox._relaying.reading.crowd import Crowd
 from outbox._relaying.reading.marks import Marks
 from outbox._relaying.reading.recheck import Recheck
+from outbox._relaying.reading.rejections import RejectedTopics, Rejections
 from outbox._relaying.reading.scanning import Scanner
 from outbox._relaying.sending.batch import Choice
 from outbox._relaying.sending.lanes import TopicLanes
@@ -34,6 +38,7 @@ from . import chores
 from .members import Members
 from .old_buckets import Retirement
 from .refusals import Refusals, refusal
+from .relay_series import RelaySeries
 from .report import Report
 from .settings import RelaySettings
 from .settle import Settlement
@@ -52,6 +57,24 @@ class Retired(Exception):
     """This relay was retired and its buckets are no longer its own; nothing was written."""
 
 
+@dataclass(frozen=True, slots=True)
+class _NotedTopics:
+    """What the relay's row says about topics."""
+
+    crowded_by: str | None = None
+    rejected: RejectedTopics | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Tended:
+    """What holds if the transaction that has tended commits."""
+
+    next: float
+    """When to tend again."""
+    noted: _NotedTopics
+    series: SeriesWritten | None
+
+
 class Rounds:
     """One relay: the buckets that it owns, and what it knows about them.
 
@@ -68,16 +91,15 @@ class Rounds:
         self._lanes = lanes
         self._scanner = Scanner(settings, self._database, lanes)
         self._marks = Marks(self._database, self._scanner)
-        self._crowd = Crowd()
-        self._crowded_by: str | None = None
-        """The topic that the relay's row names as the one that fills its memory."""
+        self._crowd, self._rejections = Crowd(), Rejections()
+        self._noted = _NotedTopics()
+        self._series = RelaySeries(settings, self._database)
         self._recheck = Recheck(self._database)
         self._retirement = Retirement(self._database)
         self._strays = Strays(self._database)
         # By connection: a renewal during a send may overlap with the next round.
         self._renewals: WeakKeyDictionary[Connection, float] = WeakKeyDictionary()
-        self._tended: WeakKeyDictionary[Connection, tuple[float, str | None]] = WeakKeyDictionary()
-        """When to call `tend` again, and `_crowded_by`, if the connection's transaction commits."""
+        self._tended: WeakKeyDictionary[Connection, _Tended] = WeakKeyDictionary()
         self.epoch = 0
         self._has_left_no_record = False
         """Whether messages that it has sent are gone without a record."""
@@ -141,6 +163,7 @@ class Rounds:
         )
         self.forget()
         self.epoch, self._announced = epoch, generation.number
+        self._series.begin(epoch)
         self._renewals[connection] = begun
         notify(connection, CHORES, self._tables.relay.schema)
 
@@ -155,6 +178,7 @@ class Rounds:
         if not self._scanner.starts_over_on(connection):
             with suppress(UnsafeSequence):  # the stored marks stay as they are
                 self._tend_marks(connection)
+        self._series.write(connection, report)
         self._members.leave(connection, self.epoch)
         if self._has_left_no_record:
             self._note_gone(connection)
@@ -171,7 +195,7 @@ class Rounds:
         self._has_left_no_record = self.is_careful = False
         self._unwritten = Report()
         self._forget_refusals()
-        self._crowded_by = None
+        self._noted = _NotedTopics()
         self._scanner.forget()
         self._recheck, self._strays = Recheck(self._database), Strays(self._database)
 
@@ -203,16 +227,25 @@ class Rounds:
         if self._read_again(connection, taken_in):
             scanner.crossings.learn(connection, self._announced)  # some marks are gone
         scanner.pause(list(connection.execute(relaying_statements.paused(self._tables)).scalars()))
-        crowded_by = self._crowd.look(scanner.backlog)
-        if crowded_by != self._crowded_by:
-            self._members.note_crowd(connection, self.epoch, crowded_by)
+        noted = self._note_topics(connection)
+        series = self._series.write(connection)
         # Two relays that each move some messages of a key could swap them: each tries to move all of them.
         sources = scanner.crossings.buckets if scanner.crossings.are_several else scanner.buckets
         moved = self._move_due(connection, sources)
         forgotten = self._forget_sent(connection)
         wait = min(self._settings.tend_every, balanced, moved, forgotten, strays)
         # `committed` applies it: buckets taken in a transaction that fails have to be taken again.
-        self._tended[connection] = clock.now() + wait, crowded_by
+        self._tended[connection] = _Tended(clock.now() + wait, noted, series)
+
+    def _note_topics(self, connection: Connection) -> _NotedTopics:
+        backlog = self._scanner.backlog
+        noted = _NotedTopics(self._crowd.look(backlog), self._rejections.look(self._lanes, backlog))
+        if noted != self._noted:
+            lanes = None
+            if noted.rejected is not None:
+                lanes = noted.rejected.text(connection.execute(database_clock()).scalar_one())
+            self._members.note_topics(connection, self.epoch, noted.crowded_by, lanes)
+        return noted
 
     def _note_gone(self, connection: Connection) -> None:
         if not self._is_apart(self._notes):
@@ -283,6 +316,20 @@ class Rounds:
         return overlooked.total()
 
     @property
+    def series_is_due(self) -> bool:
+        """Whether to call `keep_series`."""
+        return self._series.is_due
+
+    def keep_series(self, connection: Connection) -> None:
+        """Take samples of the outbox, and summarise what was counted in old minutes.
+
+        Raises:
+            Retired: as `round`.
+        """
+        self.renew(connection)
+        self._series.keep(connection)
+
+    @property
     def retirement_is_due(self) -> bool:
         """Whether to call `retire`."""
         return self._scanner.crossings.are_several and self._retirement.is_due
@@ -331,7 +378,8 @@ class Rounds:
             self.expires = max(self.expires, begun + self._settings.lease)
         tended = self._tended.pop(connection, None)
         if tended is not None:
-            self.next_tend, self._crowded_by = tended
+            self.next_tend, self._noted = tended.next, tended.noted
+            self._series.committed(tended.series)
             self._marks_at = clock.now() + _MARKS_EVERY
 
     def round(self, connection: Connection, report: Report) -> Choice:
@@ -410,6 +458,8 @@ class Rounds:
     def committed_outcomes(self, report: Report) -> None:
         """After the commit, keep the outcomes that the database has refused, to be written later."""
         self.is_careful = False
+        if not report.is_empty:
+            self._series.add(report)
         if report.unwritten is not None and report.unwritten.messages:
             self._unwritten.add(report.unwritten)
             letter = report.unwritten.letters()[0]

@@ -5,14 +5,15 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, NullPool, delete, insert, select, update
+from sqlalchemy import Connection, Engine, NullPool, delete, insert, select, update
 from sqlalchemy.exc import DBAPIError
 
 import inbox
 import outbox
-from inbox import Count, Inbox, SqlStore, StatusInbox, Verdict
+from inbox import Count, Inbox, SeriesKind, SqlStore, StatusInbox, Verdict
 from inbox.errors import GiveUp
 from inbox.schema import metadata, tables
+from inbox_outbox_base.counting.series import SeriesWriter
 from inbox_outbox_base.databases import member_statements
 from outbox import Accepted, Message, Outbox, Outcome, Refused, Relay, Unavailable
 from tests.support.database import Database
@@ -100,13 +101,38 @@ def relay(owner: Engine, app: Database) -> None:
         connection.execute(member_statements.retire(TABLES.outbox), {"generation_": 0})
 
 
+def counting(owner: Engine, app: Database) -> None:
+    """Store what is counted, and summarise and delete what is old, with errors that relays and consumers
+    would log."""
+    old = {"minute": OLD, "source": "a", "kind": "sent", "name": "mail", "number": 1}
+    with owner.begin() as connection:
+        connection.execute(insert(TABLES.minute), old | {"minute": datetime.now(UTC) - timedelta(hours=3)})
+        connection.execute(insert(TABLES.minute), old | {"minute": datetime.now(UTC) - timedelta(days=9)})
+    writer = SeriesWriter(TABLES.minute, "b")
+
+    def refused(_: Connection, work: Callable[[], object]) -> str | None:
+        work()
+        return None
+
+    writer._refused = refused  # type: ignore[assignment, method-assign]
+    writer.add(SeriesKind.SENT, "mail")
+    engine = app.engine()
+    for _ in range(3):
+        with engine.begin() as connection:
+            writer.write(connection)
+            writer.fold(connection)
+    assert inbox.series(owner, "24h").points == ()
+    assert [next(iter(each.numbers.values())) for each in outbox.series(owner, "24h").points] == [1, 1]
+
+
 def look(owner: Engine, app: Database) -> None:
-    """Look at both overviews."""
+    """Look at both overviews and series."""
     with owner.begin() as connection:
         Outbox().publish(connection, "orders", "a", key="k")
         Inbox("billing").accept(connection, "a")
     assert outbox.overview(app.engine()).pending == Count(1)
     assert [each.consumer for each in inbox.overview(app.engine()).consumers] == ["billing"]
+    assert outbox.series(app.engine()).points == inbox.series(app.engine()).points == ()
 
 
 def operators_of_the_inbox(owner: Engine, app: Database) -> None:
@@ -208,6 +234,7 @@ PARTS: dict[str, Part] = {
     "status mode": status_mode,
     "publish": publish,
     "relay": relay,
+    "count": counting,
     "look": look,
     "operators of the inbox": operators_of_the_inbox,
     "operators of the outbox": operators_of_the_outbox,

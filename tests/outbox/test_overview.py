@@ -6,8 +6,10 @@ import pytest
 from sqlalchemy import Engine, text, update
 
 import outbox
+from inbox_outbox._exit import REJECTED
+from inbox_outbox._operating.problems import HealthLimits, problems
 from inbox_outbox_base.tables.outbox import OUTBOX
-from outbox import Count, OutboxOverview, Refused, Relay, Unavailable, Unknown
+from outbox import Accepted, Count, OutboxOverview, Refused, RejectedTopic, Relay, Unavailable, Unknown
 from outbox._operating import in_line
 from outbox.errors import InvalidOption, TablesMissing
 from tests.support.database import Database
@@ -23,7 +25,9 @@ from tests.support.outbox_publishers import (
     relay,
     waiting,
 )
+from tests.support.processes import wait_until
 from tests.support.reads import recorded, rows_read, scans
+from tests.support.relay.crashes import running
 
 STATES = ("pending", "waiting", "unknown", "held", "delayed", "dead")
 MILLION = 1_000_000
@@ -54,6 +58,47 @@ def test_it_agrees_with_the_status(engine: Engine) -> None:
     assert found.oldest_age is not None
     assert status.oldest_age is not None
     assert 0 <= status.oldest_age - found.oldest_age < 60
+
+
+@on("postgresql", "mariadb")
+def test_a_topic_that_the_broker_rejects(engine: Engine) -> None:
+    """The relay's row says since when and until when the relay backs off from the topic, and why, without
+    passwords, and health says so after some time, unless the topic is paused. It ends with the first message
+    that the broker takes."""
+    away = Unavailable("amqp://guest:secret@broker does not answer " + 300 * "!", 0.1)
+    publisher = Recorder(lambda message: away if is_away and message.topic == "mail" else Accepted())
+    is_away = True
+    publish(engine, "a1", "b1", topic="mail")
+    publish(engine, "c1")
+
+    def rejected() -> RejectedTopic | None:
+        return next((each.rejected for each in outbox.overview(engine).topics if each.rejected), None)
+
+    def troubles() -> list[int]:
+        found = outbox.overview(engine)
+        return [each.code for each in problems(None, found, HealthLimits(rejected=timedelta()))]
+
+    with running(Relay(engine, publisher, poll=0.05)):
+        wait_until(lambda: rejected() is not None)
+        wait_until(lambda: not waiting(engine).keys() - {"a1", "b1"})
+        found = rejected()
+        assert found is not None
+        assert (found.topic, found.known, found.reason[:40]) == (
+            "mail",
+            2,
+            "amqp://guest:***@broker does not answer ",
+        )
+        assert len(found.reason) == 200
+        now = outbox.overview(engine).database.now
+        assert now - timedelta(minutes=1) < found.since < found.until < now + timedelta(minutes=3)
+        assert outbox.status(engine).relays[0].rejected[0].topic == "mail"
+        assert troubles() == [REJECTED]
+        outbox.pause(engine, "mail")
+        assert troubles() == []
+        is_away = False
+        outbox.resume(engine, "mail")
+        wait_until(lambda: not waiting(engine))
+        wait_until(lambda: outbox.status(engine).relays[0].rejected == ())
 
 
 def test_a_topic_says_why_it_waits(engine: Engine) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 
 from inbox._listening.async_listener import AsyncListener
+from inbox._listening.handler_counts import flush, flush_async
 from inbox._listening.listener import Listener
 from inbox._listening.outcome import Decision, Decisions, Outcome, may_be_asynchronous, runner_of
 from inbox._listening.thread_pool import in_thread
@@ -66,7 +67,10 @@ class KafkaConsumer(GroupMember[Callable[[Delivery], Outcome]]):
         """
         is_main = threading.current_thread() is threading.main_thread()
         with self._whole.stopping_on_sigterm(signal.SIGINT) if is_main else nullcontext():
-            self._consume()
+            try:
+                self._consume()
+            finally:
+                flush(self._handler)
 
     def _check(self, handler: Callable[[Delivery], Outcome]) -> None:
         if not callable(handler) or is_coroutine_function(runner_of(handler)):
@@ -105,6 +109,8 @@ class AsyncKafkaConsumer(GroupMember[Callable[[Delivery], Awaitable[Outcome]]]):
             self.stop()
             await asyncio.wait([consuming])
             raise
+        finally:
+            await flush_async(self._handler)
 
     def stopping_on_sigterm(self, *also: signal.Signals) -> AbstractContextManager[None]:
         """While the block runs, SIGTERM and the signals in `also` call `stop`; afterwards the former handlers

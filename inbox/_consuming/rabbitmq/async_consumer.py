@@ -15,6 +15,7 @@ from aiormq.abc import AbstractChannel, AbstractConnection, DeliveredMessage
 from inbox._consuming.journal import ConsumerJournal
 from inbox._listening.async_listener import AsyncListener
 from inbox._listening.awaited_listener import AwaitedListener
+from inbox._listening.handler_counts import flush_async
 from inbox._listening.options import BY_KEY, ListenerOptions, check_names
 from inbox._listening.outcome import Decision, Outcome, may_be_asynchronous
 from inbox_outbox_base.brokers.rabbitmq import address
@@ -128,6 +129,7 @@ class AsyncRabbitConsumer:
             await self._abandon()
             if session is not None:
                 await _close(session.connection)
+            await flush_async(self._handler)
             self._journal.say("has stopped")
         if self._failure is not None:
             raise self._failure

@@ -12,6 +12,7 @@ from typing import Any, Unpack
 from inbox._consuming.journal import ConsumerJournal
 from inbox._listening.async_listener import AsyncListener
 from inbox._listening.awaited_listener import AwaitedListener
+from inbox._listening.handler_counts import flush_async
 from inbox._listening.options import BY_KEY, ListenerOptions, check_names
 from inbox._listening.outcome import Action, Decision, Outcome, may_be_asynchronous
 from inbox_outbox_base.brokers.rocketmq import forking
@@ -136,6 +137,7 @@ class AsyncRocketMQConsumer:
             await self._finish()
         finally:
             await self._abandon()
+            await flush_async(self._handler)
             self._journal.say("has stopped")
         if self._failure is not None:
             raise self._failure

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sqlalchemy import Connection, Engine, StaticPool
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
+from inbox._listening.handler_counts import HandlerCounts
 from inbox._memory import history_of
 from inbox_outbox_base.checks.missing import raise_clearer
 from inbox_outbox_base.checks.retention import Retention
@@ -95,6 +96,9 @@ class SqlStore(Store):
     def prepare(self) -> None:
         look(self.engine)
         safety.check_engine(self.engine, [self.tables.status])
+
+    def counts(self, consumer: str) -> HandlerCounts:
+        return HandlerCounts(consumer, self.tables.minute, lambda: self.engine)
 
     def __repr__(self) -> str:
         return f"SqlStore({self.engine.url.render_as_string()!r})"

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from typing import TypeVar
 
+from inbox._listening.handler_counts import HandlerCounts
 from inbox_outbox_base.calls.retry import MayRetry, retry
 from inbox_outbox_base.checks.retention import Retention
 from inbox_outbox_base.errors.inbox import StoreUnreachable
@@ -96,6 +97,11 @@ class Store(ABC):
         Raises:
             UnsafeDatabase: the store cannot keep its promises. This ends the listener's call.
         """
+
+    def counts(self, consumer: str) -> HandlerCounts | None:
+        """What counts a listener's decisions about a consumer's messages; None if the store has no table for
+        it."""
+        return None
 
     def declaration(
         self, consumer: str, retention: Retention | float | timedelta | None, dead_retention: float | None

@@ -14,6 +14,7 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Dialect,
+    Insert,
     String,
     Table,
     cast,
@@ -22,7 +23,7 @@ from sqlalchemy import (
     text,
     type_coerce,
 )
-from sqlalchemy.dialects.mysql import DATETIME, LONGBLOB, MEDIUMTEXT, VARBINARY, VARCHAR
+from sqlalchemy.dialects.mysql import DATETIME, LONGBLOB, MEDIUMTEXT, VARBINARY, VARCHAR, insert
 from sqlalchemy.types import TypeEngine
 
 from inbox_outbox_base.dialect import Code, Codes, Connecting, Migrating, Storing
@@ -150,6 +151,10 @@ class MySQLStoring(Storing):
 
     def from_now(self, seconds: str) -> str:
         return f"(utc_timestamp(6) + INTERVAL {seconds} SECOND)"
+
+    def upsert(self, table: Table, column: str) -> Insert:
+        added = insert(table)
+        return added.on_duplicate_key_update({column: added.inserted[column]})
 
     def movable(self, time: str) -> str:
         # A table may hold a zero date that the server would not accept again.

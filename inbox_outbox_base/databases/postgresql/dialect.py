@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from sqlalchemy import URL, Connection, Table, Text, func, select
+from sqlalchemy import URL, Connection, Insert, Table, Text, func, select
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.types import TypeEngine
 
 from inbox_outbox_base.dialect import Code, Codes, Connecting, Migrating, Storing
@@ -99,6 +100,12 @@ class PostgreSQLStoring(Storing):
 
     def from_now(self, seconds: str) -> str:
         return f"(clock_timestamp() + make_interval(secs => {seconds}))"
+
+    def upsert(self, table: Table, column: str) -> Insert:
+        added = insert(table)
+        return added.on_conflict_do_update(
+            index_elements=table.primary_key.columns.values(), set_={column: added.excluded[column]}
+        )
 
     def readable(self, time: str) -> str:
         # Times outside Python's first and last years, such as infinity, are moved to these.

@@ -5,7 +5,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Connection, Integer, Table, delete, false
+from sqlalchemy import URL, Connection, Insert, Integer, Table, delete, false
+from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.types import TypeEngine
 
 from inbox_outbox_base.dialect import Code, Codes, Connecting, Migrating, Storing
@@ -67,6 +68,12 @@ class SQLiteStoring(Storing):
 
     def from_now(self, seconds: str) -> str:
         return f"({_NOW}, {seconds} || ' seconds'))"
+
+    def upsert(self, table: Table, column: str) -> Insert:
+        added = insert(table)
+        return added.on_conflict_do_update(
+            index_elements=table.primary_key.columns.values(), set_={column: added.excluded[column]}
+        )
 
 
 class SQLiteConnecting(Connecting):

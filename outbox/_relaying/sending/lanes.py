@@ -62,7 +62,9 @@ class TopicLane:
         "_urged",
         "begun",
         "flights",
+        "reason",
         "rejected",
+        "since",
         "topic",
         "until",
     )
@@ -80,6 +82,10 @@ class TopicLane:
         """It rests until this time."""
         self.rejected = self._shrunk = -math.inf
         """When a rejection, and a slow batch, was last noted: batches begun earlier tell nothing new."""
+        self.since = -math.inf
+        """When the broker has rejected it first, after it was taken."""
+        self.reason = ""
+        """Why it was last rejected."""
         self._urged = self._said = -math.inf
 
     @property
@@ -138,8 +144,10 @@ class TopicLane:
 
     def _reject(self, asked: float, reason: str) -> None:
         now = time.monotonic()
+        if not self._rejections:
+            self.since = now
         self._rejections += 1
-        self.rejected = now
+        self.rejected, self.reason = now, reason
         self.until = now + max(_PROBES.delay(self._rejections), min(asked, _PROBES.longest))
         if now >= self._said + _SAID_EVERY:
             self._said = now
@@ -186,6 +194,10 @@ class TopicLanes:
         if not lane.is_rejected:
             return Standing.QUICK
         return Standing.REJECTED if lane.rejected > self._woken else Standing.OTHER
+
+    def rejected(self) -> list[TopicLane]:
+        """The lanes of topics that the broker rejects."""
+        return [lane for lane in self._lanes.values() if lane.is_rejected]
 
     def appetite(self) -> int:
         """How many messages the next batches take."""

@@ -42,12 +42,14 @@ def test_who_fills_the_memory(
         assert "then other topics and keys wait, too" in caplog.text
         publish(engine, *(f"-{number}" for number in range(MANY)), topic="down")
         wait_until(lambda: "other topics and keys wait now" in caplog.text)
+        wait_until(lambda: [relay.reads_no_further for relay in status(engine).relays] == [True])
         publish(engine, "a2", topic="healthy")
         time.sleep(0.3)
         assert publisher.of("a") == ["a1"]
         pause(engine, "down")
         wait_until(lambda: publisher.of("a") == ["a1", "a2"])
         wait_until(lambda: crowded_by(engine) == [None])
+        wait_until(lambda: [relay.reads_no_further for relay in status(engine).relays] == [False])
     assert count(engine, TABLES.message) == MANY // 2 + MANY
 
 
