@@ -29,6 +29,7 @@ from . import (
     _outbox_outage,
     _outbox_publish,
     _outbox_relay,
+    _outbox_series,
     _outbox_share,
     _outbox_start,
 )
@@ -45,6 +46,7 @@ BENCHMARKS: _command.Benchmarks[OutboxLab] = {
     "start": _outbox_start.start,
     "lanes": _outbox_lanes.lanes,
     "bounds": _outbox_bounds.bounds,
+    "series": _outbox_series.series,
     "share": _outbox_share.share,
     "idle": _outbox_idle.idle,
     "kafka": _outbox_brokers.kafka,
