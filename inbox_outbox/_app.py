@@ -11,10 +11,12 @@ from sqlalchemy.exc import SQLAlchemyError
 from inbox.errors import InboxError, InvalidOption, InvalidResult, MessageNotFound, WrongStatus
 from inbox_outbox_base.errors import secrets
 
-from . import _audit, _check, _inbox, _migrate, _outbox, _relaying, _repair
+from . import _audit, _check, _inbox, _migrate, _outbox, _repair
 from ._exit import EXPLAINED, FAILED, INTERRUPTED, NOT_FOUND, USAGE, WRONG_STATUS
 from ._group import CommandGroup
 from ._operating import deciding, health, outbox_decisions, redriving, serving, top
+from ._running import log, relaying
+from ._running.serving import metrics
 
 _NAME = "inbox-outbox"
 """The distribution, and the program in messages and shell completion, also if it was started as a module."""
@@ -31,6 +33,7 @@ app.command("audit")(_audit.audit)
 app.command("check")(_check.check)
 app.command("decisions")(deciding.decisions)
 app.command("health")(health.health)
+app.command("metrics")(metrics)
 app.command("top")(top.top)
 app.command("redrive")(redriving.redrive)
 app.command("web")(serving.web)
@@ -39,7 +42,7 @@ app.add_typer(_outbox.app, name="outbox")
 for group, commands in (
     (_inbox.app, _repair.COMMANDS),
     (_outbox.app, outbox_decisions.COMMANDS),
-    (_outbox.app, _relaying.COMMANDS),
+    (_outbox.app, relaying.COMMANDS),
 ):
     for name, command in commands.items():
         group.command(name)(command)
@@ -57,8 +60,18 @@ def _options(
         bool,
         typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit."),
     ] = False,
+    log_format: Annotated[
+        log.LogFormat,
+        typer.Option(
+            envvar="INBOX_OUTBOX_LOG_FORMAT",
+            show_envvar=True,
+            help="How the log on stderr looks: text, or json with one object for each line.",
+            metavar="FORMAT",
+        ),
+    ] = log.LogFormat.TEXT,
 ) -> None:
     """The options of the program itself."""
+    log.choose(log_format)
 
 
 # The base class of usage errors; typer does not export it, and it is no longer in click.
@@ -68,8 +81,9 @@ _WrongUsage: type[Exception] = typer.BadParameter.__bases__[0]
 def run() -> NoReturn:
     """Run the command line and exit."""
     try:
-        code = app(prog_name=_NAME, standalone_mode=False)
-        sys.stdout.flush()
+        with log.logging_to_stderr():
+            code = app(prog_name=_NAME, standalone_mode=False)
+            sys.stdout.flush()
     except (InvalidOption, InvalidResult) as error:
         _fail(str(error), USAGE)
     except MessageNotFound as error:
@@ -100,5 +114,5 @@ def _usage(error: Exception) -> str:
 
 def _fail(message: str, code: int) -> NoReturn:
     if message:
-        print(f"{_NAME}: {' '.join(secrets.strike_out(message).split())}", file=sys.stderr)
+        log.complain(_NAME, message)
     sys.exit(code)

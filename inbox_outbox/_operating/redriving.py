@@ -11,9 +11,9 @@ import typer
 
 from inbox import Delivery, Record, Status, message_id, message_key, show_message
 from inbox.errors import InvalidOption
-from inbox_outbox._brokers import kafka_settings, remember
 from inbox_outbox._connect import Json, Prefix, Schema, StoreUrl, store_at
 from inbox_outbox._operating.progress import ProgressLine
+from inbox_outbox._running.brokers import kafka_settings, remember
 from inbox_outbox_base.words.redriven import Redriven
 
 from .deciding import say

@@ -21,6 +21,7 @@ from inbox_outbox_base.databases.taking import at_level
 from inbox_outbox_base.errors.outbox import InvalidOption, OutboxError
 from inbox_outbox_base.errors.secrets import reason
 from inbox_outbox_base.monitoring.events import Hook
+from inbox_outbox_base.monitoring.life_signs import Probe
 from inbox_outbox_base.transactions.durability import look
 from inbox_outbox_base.words.outgoing import Envelope
 from outbox._publishers.publisher import AsyncPublisher, Publisher
@@ -35,6 +36,7 @@ from .journal import RelayJournal
 from .lease import RelayLease
 from .rounds import Retired, Rounds
 from .settings import AfterDead, RelaySettings
+from .signs import RelaySigns
 from .transactions import TRIES, TROUBLE, Surroundings, Transactions, passes
 
 E = TypeVar("E")
@@ -120,7 +122,7 @@ class RelayLoop(ABC, Generic[E, P]):
         around = Surroundings(
             committed=self._rounds.committed,
             is_stopped=lambda: self._is_stopped,
-            pause=self._pause,
+            pause=self._rest,
             aside=self._aside,
             remembers=lambda: self._rounds.remembers,
         )
@@ -133,6 +135,7 @@ class RelayLoop(ABC, Generic[E, P]):
         self._is_leaving = False
         self._lease = RelayLease(self._rounds, self._settings, self._transactions)
         self._flights = Flights(self._settings, self._lanes, self._lease, self._wake_up, self._start)
+        self._signs = RelaySigns(self._settings, self._rounds, self._transactions, self._lanes)
         self._relayed = 0
         self._running = Lock()
         self._finds_others = True
@@ -155,6 +158,15 @@ class RelayLoop(ABC, Generic[E, P]):
         if begin_no_more is not None:
             begin_no_more()
         self._wake_up.wake()
+
+    def probe(self) -> Probe:
+        """Say how the relay is; any thread may ask. See `serve_probes`.
+
+        It is live while its loop has turned within twice the lease, and ready while it is in the group of
+        relays, its lease holds, and its last transaction has committed. Topics that the broker rejects are
+        named, and change neither.
+        """
+        return self._signs.look(is_stopping=self._is_stopped)
 
     def stopping_on_sigterm(self, *also: signal.Signals) -> AbstractContextManager[None]:
         """While the block runs, SIGTERM and the signals in `also` call `stop`; afterwards the previous
@@ -205,9 +217,11 @@ class RelayLoop(ABC, Generic[E, P]):
             raise InvalidOption(f"{self!r} is running; make another one for each thread and each process")
         if self._is_stopped:
             _log.warning("%r was stopped before, and sends nothing: make another one", self)
+        self._signs.begin()
         try:
             yield
         finally:
+            self._signs.end()
             self._running.release()
 
     def _run_once(self) -> int:
@@ -274,6 +288,7 @@ class RelayLoop(ABC, Generic[E, P]):
     def _next(self, tries: int | None) -> Choice:
         """Write the outcomes that have arrived, and choose the next batches."""
         while True:
+            self._signs.beat()
             self._flights.collect()
             try:
                 if not self._rounds.has_joined:
@@ -356,6 +371,8 @@ class RelayLoop(ABC, Generic[E, P]):
         """Whether a batch may go on with its next messages."""
         if self._is_stopped or self._is_leaving:
             return False
+        if not self._settings.concurrent:  # the loop itself sends
+            self._signs.beat()
         if not self._lease.may_send():
             _log.warning("nothing is sent: a send could outlast the lease")
             self._pause(_PATIENCE)
@@ -435,6 +452,11 @@ class RelayLoop(ABC, Generic[E, P]):
     def _aside(self, work: Callable[[], T]) -> T:
         """Call a function that may block for some seconds."""
         return work()
+
+    def _rest(self, seconds: float) -> None:
+        """Pause before a transaction is tried again."""
+        self._signs.beat()
+        self._pause(seconds)
 
     def _pause(self, seconds: float) -> None:
         """Wait until `seconds` have passed or the relay is stopped."""

@@ -58,6 +58,8 @@ class Transactions:
         remember(engine.url)
         self.place = place(engine.url)
         """Where the database is, for people to read."""
+        self.trouble: str | None = None
+        """Why the last transaction has failed; None if it has committed."""
 
     def do(self, work: Callable[[Connection], T], tries: int | None, *, is_round: bool = False) -> T:
         """Run one transaction; retry transient errors `tries` times, or until the relay stops if None.
@@ -79,6 +81,7 @@ class Transactions:
                         keeps=self._relay.remembers,
                     )
                 except TROUBLE as error:
+                    self.trouble = reason(error)
                     self._check_login(error)
                     if isinstance(error, DBAPIError) and not passes(error):
                         raise_clearer(self._engine, self._tables, error)
@@ -97,6 +100,7 @@ class Transactions:
     def _once(self, work: Callable[[Connection], T], connection: Connection) -> T:
         self._has_connected = True
         result = transacted(connection, work)
+        self.trouble = None
         self._relay.committed(connection)
         return result
 

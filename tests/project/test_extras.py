@@ -15,6 +15,8 @@ NEEDS = {
     "import inbox.rocketmq": ("rocketmq", "rocketmq"),
     "import outbox.rocketmq": ("rocketmq", "rocketmq"),
     "import inbox.otel": ("opentelemetry", "otel"),
+    "import inbox_outbox.metrics": ("opentelemetry", "otel"),
+    "import inbox_outbox.prometheus": ("opentelemetry", "prometheus"),
     "import spark": ("pyarrow", "spark"),
     "import inbox_outbox.web": ("starlette", "web"),
     "import inbox; inbox.RedisStore(None)": ("redis", "redis"),

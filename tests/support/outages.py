@@ -33,6 +33,21 @@ def impatient(database: Database, seconds: float = 0.3) -> URL:
 
 
 @contextmanager
+def closed(database: Database) -> Iterator[None]:
+    """A database of PostgreSQL accepts no connections, and its sessions have ended."""
+    name = database.url.database
+    elsewhere = database.engine_at(database.url.set(database="postgres"), isolation_level="AUTOCOMMIT")
+    with elsewhere.connect() as connection:
+        connection.execute(text(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false'))
+        ends = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = :name"
+        try:
+            connection.execute(text(ends), {"name": name})
+            yield
+        finally:
+            connection.execute(text(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true'))
+
+
+@contextmanager
 def locked_tables(database: Database) -> Iterator[None]:
     """Another session holds an exclusive lock on the tables, as ALTER TABLE does."""
     lock = {

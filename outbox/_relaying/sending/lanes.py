@@ -78,6 +78,8 @@ class TopicLane:
         self._most = most
         self._size = min(_FIRST_BATCH, most)
         self._rejections = 0
+        self.reason = ""
+        """Why the broker has rejected it the last time."""
         self.until = 0.0
         """It rests until this time."""
         self.rejected = self._shrunk = -math.inf
@@ -195,10 +197,6 @@ class TopicLanes:
             return Standing.QUICK
         return Standing.REJECTED if lane.rejected > self._woken else Standing.OTHER
 
-    def rejected(self) -> list[TopicLane]:
-        """The lanes of topics that the broker rejects."""
-        return [lane for lane in self._lanes.values() if lane.is_rejected]
-
     def appetite(self) -> int:
         """How many messages the next batches take."""
         return max(min(_FIRST_BATCH, self._most), *(lane.room() for lane in self._recent.values()), 0)
@@ -270,6 +268,10 @@ class TopicLanes:
     def flights(self) -> list[Flight]:
         """The batches that are being sent, or whose outcomes are still to be collected."""
         return [flight for lane in self._active.values() for flight in lane.flights]
+
+    def rejected(self) -> list[TopicLane]:
+        """The lanes of topics that the broker rejects; any thread may ask."""
+        return [lane for lane in list(self._lanes.values()) if lane.is_rejected]
 
     def open(self, topics: Container[str]) -> list[TopicLane]:
         """The lanes that can take messages, of these topics: as many as may send at the same time, those that

@@ -46,6 +46,12 @@ def publisher_at(to: str, exchange: str, timeout: timedelta) -> Iterator[Publish
         publisher.close()
 
 
+def system_of(to: str) -> str:
+    """The broker of a URL, as OpenTelemetry names it."""
+    scheme = to.partition("://")[0]
+    return "rabbitmq" if scheme.startswith("amqp") else scheme.removesuffix("s")
+
+
 def _rabbitmq(url: str, exchange: str, timeout: timedelta) -> Any:
     try:
         password = urlsplit(url).password

@@ -10,14 +10,15 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 import outbox
+from inbox_outbox._connect import Json, Schema, Url, engine_at
+from inbox_outbox._exit import UNFINISHED
+from inbox_outbox._print import as_json
+from inbox_outbox._times import length
 from inbox_outbox_base.errors import secrets
 
-from ._brokers import EXPECTED, publisher_at
-from ._connect import Json, Schema, Url, engine_at
-from ._exit import UNFINISHED
-from ._print import as_json
-from ._run_relay import RelayOptions, SendCounts, run
-from ._times import length
+from .brokers import EXPECTED, publisher_at, system_of
+from .run_relay import RelayOptions, SendCounts, run
+from .serving import Exports, Listen, exporting
 
 
 class AfterDead(StrEnum):
@@ -88,6 +89,7 @@ def relay(
     keep_sent: KeepSent = None,
     listen_url: ListenUrl = None,
     give_up_after: GiveUpAfter = None,
+    listen: Listen = None,
     schema: Schema = None,
     json: Json = False,
 ) -> None:
@@ -96,8 +98,12 @@ def relay(
         name, schema, batch, lease, poll, max_attempts, after_dead, keep_sent, listen_url, give_up_after
     )
     timeout = length("send-timeout", send_timeout)
-    with engine_at(url, schema) as engine, publisher_at(to, exchange, timeout) as publisher:
-        done = run(engine, publisher, options)
+    with (
+        engine_at(url, schema) as engine,
+        publisher_at(to, exchange, timeout) as publisher,
+        exporting(listen, url, schema, system_of(to)) as exports,
+    ):
+        done = run(engine, publisher, options, exports)
     if json:
         as_json(done)
     else:
@@ -134,7 +140,7 @@ def drain(
     limit = length("timeout", timeout)
     send_limit = length("send-timeout", send_timeout)
     with engine_at(url, schema) as engine, publisher_at(to, exchange, send_limit) as publisher:
-        done = run(engine, publisher, options, until_drained=True, timeout=limit)
+        done = run(engine, publisher, options, Exports(), until_drained=True, timeout=limit)
         left, stray = _left(engine, schema)
     if json:
         as_json(asdict(done) | {"left": left, "stray": stray})

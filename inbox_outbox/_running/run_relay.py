@@ -1,7 +1,6 @@
 """Runs a relay for the duration of a command, and shows its counts."""
 
 import gc
-import logging
 import signal
 import threading
 import time
@@ -16,10 +15,11 @@ from sqlalchemy.exc import SQLAlchemyError
 
 import outbox
 from inbox import Event, EventKind
-from inbox_outbox_base.errors import secrets
+from inbox_outbox._operating.progress import ProgressLine
 from outbox import Publisher, Relay
 
-from ._operating.progress import ProgressLine
+from .log import telling
+from .serving import LOGGER, Exports
 
 _LOOK = 0.2
 """Seconds between checks whether the outbox is drained."""
@@ -75,6 +75,7 @@ def run(
     engine: Engine,
     publisher: Publisher,
     options: RelayOptions,
+    exports: Exports,
     *,
     until_drained: bool = False,
     timeout: timedelta | None = None,
@@ -82,11 +83,12 @@ def run(
     """Relay until SIGTERM or Ctrl-C; or until no message can be sent, or the time is over."""
     line = ProgressLine("relaying")
     counting = _Counting(line.show)
-    relay = Relay(engine, publisher, on_event=counting, **options)
+    relay = Relay(engine, publisher, on_event=[counting, *exports.hooks], **options)
     gc.collect()
     gc.freeze()  # otherwise each full collection would look at everything imported
     begun = time.monotonic()
-    with line, _logging_to_stderr(), relay.stopping_on_sigterm(signal.SIGINT):
+    logged = telling("outbox.relay", LOGGER)
+    with line, logged, relay.stopping_on_sigterm(signal.SIGINT), exports.serving(relay):
         if until_drained:
             seconds = None if timeout is None else timeout.total_seconds()
             with _stopping_when_drained(engine, relay, options["schema"], seconds):
@@ -124,28 +126,3 @@ def _is_drained(engine: Engine, schema: str | None) -> bool:
         return outbox.is_drained(engine, schema=schema)
     except SQLAlchemyError:  # the relay waits for the database, too
         return False
-
-
-@contextmanager
-def _logging_to_stderr() -> Iterator[None]:
-    """Log the relay's messages (from INFO on) and those of the broker's client to stderr, without
-    passwords."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(_WithoutPasswords("%(asctime)s %(levelname)s %(message)s"))
-    root, relay = logging.getLogger(), logging.getLogger("outbox.relay")
-    root.addHandler(handler)
-    client = logging.getLogger("aiormq")
-    before = relay.level, client.level
-    relay.setLevel(logging.INFO)
-    client.setLevel(logging.CRITICAL)  # it logs each attempt to connect; the relay does so once a minute
-    try:
-        yield
-    finally:
-        relay.setLevel(before[0])
-        client.setLevel(before[1])
-        root.removeHandler(handler)
-
-
-class _WithoutPasswords(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        return secrets.strike_out(super().format(record))
