@@ -25,7 +25,7 @@ from inbox._listening.series_events import SeriesEvents
 from inbox._operating.bulk import discard_all, release_all, retry_all
 from inbox._operating.check import check
 from inbox._operating.overview import ConsumerOverview, InboxOverview, PurgeOverview, overview
-from inbox._operating.purge import Purged, purge
+from inbox._operating.purge_service import Purged, PurgeService, purge
 from inbox._operating.repair import discard, list_messages, release, resolve_step, retry, show_message
 from inbox._operating.series import series
 from inbox._operating.set_policy import set_policy
@@ -89,6 +89,7 @@ __all__ = [
     "Outcome",
     "Policy",
     "PurgeOverview",
+    "PurgeService",
     "Purged",
     "Record",
     "RedisStore",

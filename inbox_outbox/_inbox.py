@@ -1,16 +1,18 @@
 """`inbox-outbox inbox ...`: inspect and purge the inbox."""
 
+import signal
 from contextlib import suppress
 from dataclasses import asdict
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Annotated
 
 import typer
 
 import inbox
-from inbox import ConsumerStatus, Message, Policy, Purged, SqlStore, Status
-from inbox.errors import TablesMissing
+from inbox import ConsumerStatus, Message, Policy, Purged, PurgeService, SqlStore, Status
+from inbox.errors import InvalidOption, TablesMissing
+from inbox_outbox_base.calls.signals import stopping
 from inbox_outbox_base.transactions.policy import brief
 
 from ._connect import Json, Prefix, Schema, StoreUrl, Url, engine_at, store_at
@@ -22,6 +24,7 @@ from ._operating.units import duration, size
 from ._place import place_of, print_place
 from ._print import as_json, grid
 from ._records import as_object, print_record
+from ._running.log import telling
 from ._times import DURATIONS, length, point
 
 app = CommandGroup(help="The inbox, in both modes.")
@@ -153,6 +156,18 @@ def _print_message(found: Message) -> None:
     )
 
 
+def _purge_every(url: str, every: timedelta, schema: str | None, *, json: bool) -> None:
+    with engine_at(url, schema) as engine, telling("inbox.purge"):
+        service = PurgeService(engine, every, schema=schema)
+        service.check()
+        with stopping(service.stop, signal.SIGINT):
+            service.run()
+    if json:
+        as_json({"purges": service.purges, "rows": service.rows, "failures": service.failures})
+    else:
+        print(f"{service.rows:,} messages deleted in {service.purges:,} purges, {service.failures:,} failed")
+
+
 @app.command()
 def purge(
     url: Url,
@@ -184,6 +199,13 @@ def purge(
         ),
     ] = None,
     dry_run: DryRun = False,
+    every: Annotated[
+        str | None,
+        typer.Option(
+            help="Purge so often until SIGTERM or Ctrl-C; of several processes one at a time does it.",
+            metavar="TIME",
+        ),
+    ] = None,
     batch: Annotated[int, typer.Option(help="The most rows in a transaction.", metavar="NUMBER")] = 500,
     budget: Annotated[
         str | None,
@@ -193,6 +215,12 @@ def purge(
     json: Json = False,
 ) -> None:
     """Delete the messages of both modes that are past their retention; live traffic goes on."""
+    if every is not None:
+        once = (consumer, older_than, dead_older_than, override, oldest_unconsumed, dry_run, budget)
+        if any(once) or batch != 500:
+            raise InvalidOption("--every: expected no other option of a purge: each keeps the stored times")
+        _purge_every(url, length("every", every), schema, json=json)
+        return
     with engine_at(url, schema) as engine, ProgressLine("purging") as line:
         place = place_of(engine, schema)
         line.show(f"purging {place}")

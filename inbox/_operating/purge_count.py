@@ -19,14 +19,14 @@ class PurgeCount(PurgeRun):
 
     def policies(self, consumer: str | None) -> dict[str, Policy]:
         """The stored policies."""
-        return self._transact(self.tables.consumer, lambda each: look(each, self.tables, consumer))
+        return self.transact(self.tables.consumer, lambda each: look(each, self.tables, consumer))
 
     def empty(self, consumer: str, aging: Aging, horizon: Callable[[str], datetime]) -> bool:
         """Count the old rows; False if the budget ran out first."""
         if self._is_over():
             return False
         old, given = taking_statements.count_old(aging), {"consumer_": consumer, "horizon": horizon(consumer)}
-        self.rows += self._transact(aging.table, lambda each: int(each.execute(old, given).scalar_one()))
+        self.rows += self.transact(aging.table, lambda each: int(each.execute(old, given).scalar_one()))
         return True
 
     def _forget(self, old: dict[str, Any], loads: Sequence[int]) -> bool:
@@ -36,7 +36,7 @@ class PurgeCount(PurgeRun):
         message = self.tables.message
         if message in self.there:
             given = {"consumer_": old["consumer_"], "loads": loads}
-            self.rows += self._transact(message, partial(self._counted, given))
+            self.rows += self.transact(message, partial(self._counted, given))
         return True
 
     def _counted(self, given: dict[str, Any], connection: Connection) -> int:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, Select, Table
+from sqlalchemy import Connection, Engine, Select, Table, delete, false
 from sqlalchemy.exc import DBAPIError
 
 from inbox._status_mode.stores import Status
@@ -31,6 +31,7 @@ from .purge_record import PurgeRecord
 
 T = TypeVar("T")
 _TRIES = 8
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LOADS = 10_000
 """The most loads that are purged together: each such group costs a read of the table."""
 _REST_OF_LOADS = 2
@@ -86,7 +87,7 @@ class PurgeRun:
         """The tables that exist: an application may have made those of some features only."""
         self.rows = self.batches = 0
         self.began = time.monotonic()
-        self.record = PurgeRecord(tables.purge, self._transact)
+        self.record = PurgeRecord(tables.purge, self.transact)
 
     def ended(self, *, finished: bool) -> Purged:
         """Record the end."""
@@ -106,7 +107,7 @@ class PurgeRun:
         missing: TablesMissing | None = None
         for table in (self.tables.message, self.tables.status, self.tables.ledger, self.tables.rejected):
             try:
-                self._transact(table, partial(self._consumer_after, table, ""))
+                self.transact(table, partial(self._consumer_after, table, ""))
             except TablesMissing as error:
                 missing = missing or error
             else:
@@ -121,11 +122,26 @@ class PurgeRun:
             UnsafeDatabase: row-level policies hide some.
         """
         read = sorted({*self.there, self.tables.consumer}, key=lambda table: table.name)
-        self._transact(self.tables.consumer, partial(check_sees_all, tables=read))
+        self.transact(self.tables.consumer, partial(check_sees_all, tables=read))
+
+    def try_rights(self) -> None:
+        """Run what deletes, on no row.
+
+        Raises:
+            sqlalchemy.exc.DBAPIError: the role has no right to it.
+        """
+        none = {"consumer_": "", "horizon": _EPOCH, "after": _EPOCH, "batch": 1}
+        aging = {self.tables.message: "accepted_at", self.tables.rejected: "rejected_at"}
+        aging[self.tables.status] = "updated_at"
+        for table in (*self.there, self.tables.consumer):
+            self.transact(table, partial(_delete_none, table))
+        for table in self.there.intersection(aging):
+            oldest = Aging(table, aging[table], Status.CONSUMED if table is self.tables.status else None)
+            self.transact(table, partial(self.database.delete_oldest, aging=oldest, parameters=none))
 
     def now(self) -> datetime:
         """The database's clock, if this machine's clock confirms it: what it deletes is gone."""
-        now, here = self._transact(self.tables.consumer, self.database.now), datetime.now(UTC)
+        now, here = self.transact(self.tables.consumer, self.database.now), datetime.now(UTC)
         if abs(now - here) > SKEW:
             raise InvalidOption(
                 f"engine: the database's clock says {now:%Y-%m-%d %H:%M}, and this machine's "
@@ -141,7 +157,7 @@ class PurgeRun:
                 connection.execute(taking_statements.withdraw(self.tables), row)
             return look(connection, self.tables, consumer)
 
-        return self._transact(self.tables.consumer, read)
+        return self.transact(self.tables.consumer, read)
 
     def look_again(self, consumer: str) -> None:
         """Keys may have to be kept for longer than when the purge began, perhaps hours ago. It is a
@@ -150,7 +166,7 @@ class PurgeRun:
         Raises:
             InvalidOption: for longer than the caller asked for.
         """
-        stored = self._transact(
+        stored = self.transact(
             self.tables.consumer, lambda connection: look(connection, self.tables, consumer).get(consumer)
         )
         if self.kept.learn(consumer, stored) and not self.override:
@@ -178,7 +194,7 @@ class PurgeRun:
             yield only
             return
         name: str | None = ""
-        while (name := self._transact(table, partial(self._consumer_after, table, name))) is not None:
+        while (name := self.transact(table, partial(self._consumer_after, table, name))) is not None:
             yield name
 
     def _consumer_after(self, table: Table, name: str | None, connection: Connection) -> str | None:
@@ -196,14 +212,14 @@ class PurgeRun:
             # Fewer than asked for: the rest is too young, or is locked and left to the next purge.
             return len(deleted), max(deleted) if len(deleted) == self.batch else None
 
-        return self._repeat(consumer, aging.table, step, datetime(1970, 1, 1, tzinfo=UTC))
+        return self._repeat(consumer, aging.table, step, _EPOCH)
 
     def forget_loads(self, consumer: str | None) -> bool:
         """Delete the rows of old loads, and then the loads; False if the budget ran out first."""
         ledger = self.tables.ledger
         for each in self._consumers(ledger, consumer):
             old = {"consumer_": each, "horizon": self.kept.since(each)}
-            due = self._transact(ledger, partial(self._scalars, taking_statements.due_loads, old))
+            due = self.transact(ledger, partial(self._scalars, taking_statements.due_loads, old))
             for start in range(0, len(due), _LOADS):
                 if self.has_moved(old):
                     break
@@ -232,10 +248,10 @@ class PurgeRun:
         if self.has_moved(old):
             return True
         # Rows may be left: some were locked, or VACUUM FULL has moved them. No new rows can come.
-        left = self._transact(message, partial(self._scalars, taking_statements.loads_left, given))
+        left = self.transact(message, partial(self._scalars, taking_statements.loads_left, given))
         gone = {"loads": sorted({*loads}.difference(left))}
         forget = taking_statements.forget_loads(self.tables)
-        self._transact(self.tables.ledger, lambda connection: connection.execute(forget, gone))
+        self.transact(self.tables.ledger, lambda connection: connection.execute(forget, gone))
         return True
 
     def _scalars(
@@ -257,7 +273,7 @@ class PurgeRun:
         while not self._is_over():
             self.look_again(consumer)
             began = time.monotonic()
-            deleted, place = self._transact(table, partial(step, place))
+            deleted, place = self.transact(table, partial(step, place))
             if deleted:
                 self._tell(consumer, deleted, time.monotonic() - began)
             if place is None:
@@ -278,7 +294,9 @@ class PurgeRun:
         if self.progress is not None:
             self.progress(self.state(finished=False))
 
-    def _transact(self, table: Table, work: Callable[[Connection], T]) -> T:
+    def transact(self, table: Table, work: Callable[[Connection], T]) -> T:
+        """Run work in a transaction of its own; transient errors are retried."""
+
         def transaction(connection: Connection) -> T:
             with connection.begin():
                 try:
@@ -294,3 +312,7 @@ class PurgeRun:
             ),
             sleep=self.sleep,
         )
+
+
+def _delete_none(table: Table, connection: Connection) -> None:
+    connection.execute(delete(table).where(false()))

@@ -68,7 +68,10 @@ ListenUrl = Annotated[
     ),
 ]
 
-
+PurgeEvery = Annotated[
+    str | None,
+    typer.Option(help="Purge the inbox, too, so often: one relay at a time does it.", metavar="TIME"),
+]
 GiveUpAfter = Annotated[
     str | None,
     typer.Option(help="A message that has failed for this time is dead; by default never.", metavar="TIME"),
@@ -90,6 +93,7 @@ def relay(
     listen_url: ListenUrl = None,
     give_up_after: GiveUpAfter = None,
     listen: Listen = None,
+    purge_every: PurgeEvery = None,
     schema: Schema = None,
     json: Json = False,
 ) -> None:
@@ -103,11 +107,13 @@ def relay(
         publisher_at(to, exchange, timeout) as publisher,
         exporting(listen, url, schema, system_of(to)) as exports,
     ):
-        done = run(engine, publisher, options, exports)
+        done = run(engine, publisher, options, exports, purge_every=length("purge-every", purge_every))
     if json:
         as_json(done)
     else:
         print(_described(done))
+        if purge_every is not None:
+            print(f"{done.purged:,} messages of the inbox deleted, {done.failed_purges:,} failed purges")
 
 
 def drain(

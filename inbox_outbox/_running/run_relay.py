@@ -5,7 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal, TypedDict
@@ -14,13 +14,15 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 import outbox
-from inbox import Event, EventKind
+from inbox import Event, EventKind, PurgeService
 from inbox_outbox._operating.progress import ProgressLine
 from outbox import Publisher, Relay
 
 from .log import telling
 from .serving import LOGGER, Exports
 
+_LAST_BATCH = 10.0
+"""Seconds in which a batch of a purge can end; if it does not, the database rolls it back."""
 _LOOK = 0.2
 """Seconds between checks whether the outbox is drained."""
 
@@ -34,6 +36,9 @@ class SendCounts:
     not_taken: int = 0
     """Failed sends, and sends without an answer: these messages are retried."""
     seconds: float = 0.0
+    purged: int = 0
+    """Messages of the inbox that were deleted, with `purge_every`."""
+    failed_purges: int = 0
 
 
 class _Counting:
@@ -79,24 +84,45 @@ def run(
     *,
     until_drained: bool = False,
     timeout: timedelta | None = None,
+    purge_every: timedelta | None = None,
 ) -> SendCounts:
-    """Relay until SIGTERM or Ctrl-C; or until no message can be sent, or the time is over."""
+    """Relay until SIGTERM or Ctrl-C; or until no message can be sent, or the time is over. With
+    `purge_every`, purge the inbox beside that."""
     line = ProgressLine("relaying")
     counting = _Counting(line.show)
     relay = Relay(engine, publisher, on_event=[counting, *exports.hooks], **options)
+    purging = None
+    if purge_every is not None:
+        purging = PurgeService(engine, purge_every, schema=options["schema"])
+        purging.check()
     gc.collect()
     gc.freeze()  # otherwise each full collection would look at everything imported
     begun = time.monotonic()
-    logged = telling("outbox.relay", LOGGER)
+    logged = telling("outbox.relay", "inbox.purge", LOGGER)
     with line, logged, relay.stopping_on_sigterm(signal.SIGINT), exports.serving(relay):
         if until_drained:
             seconds = None if timeout is None else timeout.total_seconds()
             with _stopping_when_drained(engine, relay, options["schema"], seconds):
                 relay.run()
         else:
-            relay.run()
+            with nullcontext() if purging is None else _beside(purging):
+                relay.run()
     counting.counts.seconds = time.monotonic() - begun
+    if purging is not None:
+        counting.counts.purged, counting.counts.failed_purges = purging.rows, purging.failures
     return counting.counts
+
+
+@contextmanager
+def _beside(purging: PurgeService) -> Iterator[None]:
+    """Purge in a thread of its own."""
+    thread = threading.Thread(target=purging.run, name="inbox purge", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        purging.stop()
+        thread.join(_LAST_BATCH)
 
 
 @contextmanager

@@ -224,8 +224,10 @@ def _consumer(metadata: MetaData) -> Table:
 
 
 def _purge(metadata: MetaData) -> Table:
-    """When each consumer was last purged: `ended_at` is NULL while a purge runs, and after one that died."""
-    purge = Table(
+    """When each consumer was last purged: `ended_at` is NULL while a purge runs, and after one that died. A
+    row without a consumer's name stands for a service that purges all of them; `alive_until` is NULL between
+    its purges."""
+    return Table(
         "inbox_purge",
         metadata,
         Column("consumer", Bytewise(128), nullable=False),
@@ -233,11 +235,10 @@ def _purge(metadata: MetaData) -> Table:
         Column("ended_at", UtcDateTime),
         Column("rows", BigInteger, nullable=False),
         Column("finished", Boolean, nullable=False),
+        Column("alive_until", UtcDateTime),
         PrimaryKeyConstraint("consumer", name="inbox_purge_pkey"),
         **options(),
     )
-    _named(purge, "consumer")
-    return purge
 
 
 def _status(metadata: MetaData) -> Table:

@@ -46,8 +46,8 @@ def upgrade() -> None:
         sa.Column("ended_at", plain_time()),
         sa.Column("rows", sa.BigInteger, nullable=False),
         sa.Column("finished", sa.Boolean, nullable=False),
+        sa.Column("alive_until", plain_time()),
         sa.PrimaryKeyConstraint("consumer", name="inbox_purge_pkey"),
-        sa.CheckConstraint(sa.column("consumer") != "", name="inbox_purge_consumer_not_empty"),
         schema=context.opts["inbox_schema"],
         **options(),
     )

@@ -16,10 +16,11 @@ from sqlalchemy import func, inspect, select
 import inbox
 from inbox import Inbox
 from inbox.schema import REVISION, metadata, tables
-from tests.support.cli import as_json, error, fill, inbox_outbox, line, succeeded
+from tests.support.cli import as_json, error, fill, in_this_process, inbox_outbox, line, succeeded
 from tests.support.database import Database
 from tests.support.inspection import snapshot
 from tests.support.on_servers import each_on, on
+from tests.support.processes import wait_until
 from tests.support.program import ROOT
 from tests.support.script import run_script
 
@@ -229,6 +230,26 @@ def test_progress_is_for_terminals(postgres: Database, options: list[str]) -> No
     assert "purging" in shown
     assert "\x1b" not in done.stdout
     assert json.loads(done.stdout)["rows"] == 50 if options else "\n50 rows deleted" in done.stdout
+
+
+def test_a_service_that_purges(postgres: Database) -> None:
+    """`inbox purge --every` purges until a signal; with it, each consumer's own times are kept."""
+    fill(postgres.engine(), 7, TWO_WEEKS)
+    is_done = select(tables().purge.c.finished).where(tables().purge.c.consumer == "")
+    command = line("inbox", "purge", "--every", "1h30m", url=postgres.url)
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        with postgres.engine(isolation_level="AUTOCOMMIT").connect() as connection:
+            wait_until(lambda: connection.scalar(is_done))
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert (process.returncode, out) == (0, "7 messages deleted in 1 purges, 0 failed\n")
+    assert "INFO purged 7 messages in" in err
+    url = postgres.url.render_as_string(hide_password=False)
+    done = in_this_process("inbox", "purge", "--every", "1h", "--older-than", "1d", url=url)
+    assert "--every: expected no other option of a purge" in error(done)
 
 
 def test_ctrl_c(postgres: Database) -> None:

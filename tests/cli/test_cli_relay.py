@@ -9,14 +9,16 @@ from sqlalchemy import Engine, update
 
 import outbox
 from examples.embedded_postgres import free_port
+from tests.operating.test_purge import WEEK, fill, left
 from tests.support.brokers.kafka_topics import Topics, values
 from tests.support.brokers.rabbit_queues import Queues
-from tests.support.cli import inbox_outbox, line
+from tests.support.cli import error, inbox_outbox, line
 from tests.support.database import Database
 from tests.support.outbox_publishers import TABLES, count, dead, publish
 from tests.support.processes import wait_until
 from tests.support.program import ROOT, complaints
 from tests.support.proxy import TcpProxy
+from tests.support.roles import Right, rights, role
 
 pytest_plugins = ["tests.support.brokers.kafka_fixtures", "tests.support.brokers.rabbit_fixtures"]
 
@@ -91,10 +93,12 @@ def test_drain_to_kafka(postgres: Database, topics: Topics) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_relay(engine: Engine, postgres: Database, queues: Queues, number: signal.Signals) -> None:
-    """`relay` sends messages to the broker as they are published. On a signal it ends cleanly, and its
-    buckets are free immediately."""
+    """`relay` sends messages to the broker as they are published, and purges the inbox if it is asked to. On
+    a signal it ends cleanly, and its buckets are free immediately."""
     queue = queues.new()
-    command = line("outbox", "relay", "--to", queues.url, "--name", "one", "--poll", "1s", url=postgres.url)
+    keys = fill(engine, [2 * WEEK, WEEK / 7])
+    options = "--to", queues.url, "--name", "one", "--poll", "1s", "--purge-every", "1h30m"
+    command = line("outbox", "relay", *options, url=postgres.url)
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         publish(engine, "a1", topic=queue)
@@ -102,15 +106,33 @@ def test_relay(engine: Engine, postgres: Database, queues: Queues, number: signa
         publish(engine, "a2", topic=queue)
         wait_until(lambda: queues.count(queue) == 2)
         assert [each.name for each in outbox.status(engine).relays] == ["one"]
+        wait_until(lambda: left(engine) == keys[1:])
         process.send_signal(number)
         out, err = process.communicate(timeout=60)
     finally:
         process.kill()
     assert process.returncode == 0
-    assert [each.split(" relay one ")[1].split()[0] for each in complaints(err).splitlines()] == LIFE
+    said = [each for each in complaints(err).splitlines() if " INFO purged 1 messages in " not in each]
+    assert [each.split(" relay one ")[1].split()[0] for each in said] == LIFE
     assert out.startswith("2 messages sent, 0 refused")
+    assert out.endswith("1 messages of the inbox deleted, 0 failed purges\n")
     assert outbox.status(engine).relays == ()
     assert queues.bodies(queue) == ["a1", "a2"]
+
+
+def test_a_relay_without_the_rights_to_purge(postgres: Database, engine: Engine) -> None:
+    """It is refused before it sends anything."""
+    with role(postgres) as app:
+        for right in rights("postgresql", "relay"):
+            app.grant(right)
+        options = "--to", f"amqp://guest@127.0.0.1:{free_port()}", "--purge-every", "1h"
+        done = inbox_outbox("outbox", "relay", *options, url=app.database.url)
+        assert "permission denied for table inbox_" in error(done)
+        for right in rights("postgresql", "purge"):
+            if right != Right("DELETE", "inbox_status"):
+                app.grant(right)
+        done = inbox_outbox("outbox", "relay", *options, url=app.database.url)
+        assert "permission denied for table inbox_status" in error(done)
 
 
 @pytest.mark.long(but_on="relay")

@@ -78,6 +78,7 @@ def test_the_names_are_fixed() -> None:
         "Outcome",
         "Policy",
         "PurgeOverview",
+        "PurgeService",
         "Purged",
         "Record",
         "RedisStore",
