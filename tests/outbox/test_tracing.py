@@ -132,7 +132,7 @@ def test_an_old_generation(engine: Engine) -> None:
             update(TABLES.message).where(TABLES.message.c.id == second).values(bucket=newest.bucket)
         )
     said = why(engine, second)
-    assert said.startswith(f"it is behind message {first} of its key, in an old generation of buckets: ")
+    assert said.startswith(f"it is behind message {first} of its key, in a bucket of another generation: ")
 
 
 def test_what_was_sent(engine: Engine) -> None:

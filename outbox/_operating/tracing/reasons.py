@@ -33,6 +33,8 @@ class Reasons:
         self._pauses = {row.topic: row for row in connection.execute(statements.pauses(tables))}
         self._now: datetime = connection.execute(clock()).scalar_one()
         self._marks = relaying(connection.dialect.name, tables).marks(connection)
+        self._firsts: dict[str, Row[Any] | None] = {}
+        """By key, its first message whose topic is not paused."""
 
     def of(self, message: StoredMessage, row: Row[Any]) -> tuple[str, str | None]:
         """Why a message is not sent now, and the id of the one that it is behind, if that is why."""
@@ -71,11 +73,11 @@ class Reasons:
             return _paused(pause), None
         if (away := self._no_relay(bucket)) is not None:
             return away, None
-        if key is not None and not is_first and (before := self._before(key, bucket, sequence)) is not None:
+        if key is not None and not is_first and (before := self._before(key, sequence)) is not None:
             why, _ = self._in_line(
                 before.topic, key, before.state, _retry(before), before.bucket, before.sequence, is_first=True
             )
-            where = "" if before.bucket == bucket else ", in an old generation of buckets"
+            where = "" if before.bucket == bucket else ", in a bucket of another generation"
             return f"it is behind message {before.id} of its key{where}: {why}", before.id
         return self._turn(state, retry_at, bucket, sequence), None
 
@@ -117,22 +119,21 @@ class Reasons:
         lost = "" if relay is None else f", because {relay.name} is lost"
         return f"its bucket, {bucket}, has no relay{lost}: another one takes it over"
 
-    def _before(self, key: str, bucket: int, sequence: int) -> Row[Any] | None:
-        """The first message of this key that must leave earlier; in the buckets of older generations, any."""
-        paused = [*self._pauses]
-        for each in self._known:
-            its = each.bucket_of(key)
-            given = {
-                "bucket_": its,
-                "low_": self._marks.get(its, 0),
-                "high": sequence - 1 if its == bucket else 2**63 - 1,
-                "key_": key,
-                "paused": paused,
-            }
-            found: Row[Any] | None = self._connection.execute(_first_of_key(self._tables), given).first()
-            if found is not None or its == bucket:
-                return found
-        return None
+    def _before(self, key: str, sequence: int) -> Row[Any] | None:
+        """The first message of this key, in the bucket that it has in any generation, if it must leave
+        earlier. Those of paused topics hold nothing up."""
+        if key not in self._firsts:
+            buckets = [each.bucket_of(key) for each in self._known]
+            found = [row for bucket in buckets if (row := self._first(key, bucket)) is not None]
+            self._firsts[key] = min(found, key=lambda row: row.sequence, default=None)
+        first = self._firsts[key]
+        return None if first is None or first.sequence >= sequence else first
+
+    def _first(self, key: str, bucket: int) -> Row[Any] | None:
+        low, paused = self._marks.get(bucket, 0), [*self._pauses]
+        given = {"bucket_": bucket, "low_": low, "key_": key, "paused": paused}
+        found: Row[Any] | None = self._connection.execute(_first_of_key(self._tables), given).first()
+        return found
 
     def _when(self, time: datetime) -> str:
         seconds = (time - self._now).total_seconds()
@@ -164,14 +165,13 @@ def _count_before(tables: OutboxTables) -> Select[Any]:
 
 @cache
 def _first_of_key(tables: OutboxTables) -> Select[Any]:
-    """The first message of a key in a range of a bucket whose topic is not paused."""
+    """The first message of a key in a bucket whose topic is not paused."""
     c = tables.message.c
     found = select(c.id, c.topic, c.attempts, c.retry_at, c.bucket, c.sequence)
     found = found.add_columns(statements.state_of(tables.message).label("state"))
     return (
         found.where(
             statements.above(tables),
-            c.sequence <= bindparam("high"),
             c.key == bindparam("key_", type_=c.key.type),
             not_(c.topic.in_(bindparam("paused", expanding=True))),
         )

@@ -10,6 +10,7 @@ from sqlalchemy import Connection, Engine, Integer, Row, Select, Table, bindpara
 
 from inbox_outbox_base.checks import outbox_options
 from inbox_outbox_base.checks.options import MOST_ROWS
+from inbox_outbox_base.databases.registry import looking
 from inbox_outbox_base.errors.outbox import InvalidOption, MessageNotFound
 from outbox._operating import seeing, statements
 from outbox._operating.peek import aside, in_line, viewed
@@ -133,14 +134,7 @@ def _rows(
     connection: Connection, tables: OutboxTables, message_id: str | None, key: str | None, limit: int
 ) -> Iterator[_Found]:
     if key is not None:
-        given = {"limit": limit, "key_": key}
-        yield from (
-            (row, tables.message, None) for row in in_line(connection, tables, None, {"key": key}, given)
-        )
-        for state in (MessageState.DELAYED, MessageState.DEAD):
-            table = seeing.table_of(tables, state)
-            found = connection.execute(aside(tables, state, "key"), given)
-            yield from ((row, table, state) for row in found)
+        yield from _of_key(connection, tables, key, limit)
         return
     try:
         place = find(connection, tables, message_id or "")
@@ -152,6 +146,19 @@ def _rows(
     row = connection.execute(_one(table), given).first()
     if row is not None:  # else it has just left
         yield row, table, None if table is tables.message else state
+
+
+def _of_key(connection: Connection, tables: OutboxTables, key: str, limit: int) -> Iterator[_Found]:
+    given = {"limit": limit, "key_": key}
+    asides: list[_Found] = []
+    for state in (MessageState.DELAYED, MessageState.DEAD):
+        table = seeing.table_of(tables, state)
+        rows = connection.execute(aside(tables, state, "key"), given)
+        asides += [(row, table, state) for row in rows]
+    looking(connection.dialect.name).prepare(connection)  # from here on, what an index can answer is asked
+    for row in in_line(connection, tables, None, {"key": key}, given):
+        yield row, tables.message, None
+    yield from asides
 
 
 def _traced(row: Row[Any], table: Table, state: MessageState | None, reasons: Reasons) -> TracedMessage:

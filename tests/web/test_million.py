@@ -1,0 +1,42 @@
+"""The pages beside a million messages of each kind."""
+
+import html
+import re
+
+import pytest
+from sqlalchemy import Engine
+
+from tests.support.browsing import Visit
+from tests.support.filling import fill_inbox, fill_outbox
+from tests.support.reads import recorded, scans
+
+MILLION = 1_000_000
+PAGES = (
+    "/",
+    "/topics",
+    "/topic?name=topic-3",
+    "/stopped",
+    "/consumers",
+    "/consumer?name=orders",
+    "/relays",
+    "/decisions",
+)
+
+
+@pytest.mark.long
+def test_no_page_reads_them_all(engine: Engine) -> None:
+    """Each page reads some ten thousand rows, by indexes; what it has not read it marks."""
+    fill_outbox(engine, MILLION)
+    fill_inbox(engine, MILLION)
+    ann = Visit(engine)
+    groups = re.findall(r'href="(/group[^"]*)"', ann.get("/stopped").text)
+    assert "1,000+" in ann.see("/stopped")
+    assert groups
+    for path in (*PAGES, html.unescape(groups[0])):
+        with recorded(engine) as statements:
+            found = ann.get(path)
+        assert found.status_code == 200, path
+        assert "Not seen" not in found.text, path
+        read = [scan for each in statements for scan in scans(engine, *each)]
+        assert not [scan for scan in read if scan[0] == "Seq Scan" and scan[2] > 10_000], path
+        assert sum(rows for _, _, rows, _ in read) < 100_000, path
