@@ -72,5 +72,6 @@ def relays(asked: Asked) -> Page:
 
 def decisions(asked: Asked) -> Page:
     """Who has decided what."""
-    found = inbox.decisions(asked.site.reading, limit=_DECISIONS, schema=asked.site.schema)
+    reading, schema = asked.site.reading, asked.site.schema
+    found = read_all(lambda: inbox.decisions(reading, limit=_DECISIONS, schema=schema))
     return Page("decisions.html", "Decisions", "decisions", {"decisions": found, "most": _DECISIONS})

@@ -110,7 +110,7 @@ def _answered(asked: Asked, answer: Callable[[Asked], Page]) -> Response:
     try:
         found = answer(asked)
     except EXPECTED as error:
-        found = _error(secrets.reason(error))
+        found = _error("It could not be read", secrets.reason(error))
     return drawn(asked, found)
 
 
@@ -135,11 +135,11 @@ def drawn(asked: Asked, found: Page) -> Response:
 
 
 def _is_away(asked: Asked) -> Page:
-    return _error(asked.glance.error or "")
+    return _error("The database does not answer", asked.glance.error or "")
 
 
-def _error(why: str) -> Page:
-    return Page("away.html", "The database does not answer", "", {"why": why}, 503)
+def _error(what: str, why: str) -> Page:
+    return Page("away.html", what, "", {"why": why}, 503)
 
 
 def missing(what: str) -> Page:

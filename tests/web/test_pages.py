@@ -18,6 +18,7 @@ from outbox import Refused, Unavailable
 from tests.support.browsing import SCRIPT, Visit, seen
 from tests.support.database import Database
 from tests.support.outbox_publishers import Recorder, publish, relay
+from tests.support.roles import Right, rights, role
 
 PAGES = (
     "/",
@@ -134,6 +135,25 @@ def renamed(database: Database) -> Iterator[None]:
         connection.execute(text(f"ALTER DATABASE {name} RENAME TO {name}_away"))
         yield
         connection.execute(text(f"ALTER DATABASE {name}_away RENAME TO {name}"))
+
+
+def test_a_role_that_may_only_look(postgres: Database) -> None:
+    """With the rights of `look`, every page is shown; what else it would need is named."""
+    publish(postgres.engine(), "a1", topic="mail")
+    with role(postgres) as app:
+        for right in rights("postgresql", "look"):
+            app.grant(right)
+        database = app.database
+        ann = Visit(database.engine())
+        for page in PAGES:
+            assert ann.get(page).status_code == (404 if page.startswith("/consumer?") else 200), page
+        assert "Not seen: permission denied for table ops_decision" in ann.see("/decisions")
+        message = ann.see("/message", q="a")
+        assert "No relay is running." in message
+        assert "Not seen: permission denied for table outbox_sent" in message
+        app.revoke(Right("SELECT", "outbox_message"))
+        assert "permission denied for table outbox_message" in Visit(database.engine()).see("/")
+        database.dispose()
 
 
 def test_several_databases(postgres: Database, sqlite: Database) -> None:
