@@ -7,7 +7,7 @@ from inbox_outbox_base.words.redriven import Only, Redriven
 
 
 class LetterChoice:
-    """Which dead letters go back.
+    """Which dead letters go back, and what became of them.
 
     Args:
         only: see `Only`; None: all.
@@ -19,12 +19,21 @@ class LetterChoice:
             raise InvalidOption(f"only={only!r}: expected a function of a Delivery")
         self._only = only
         self._limit = None if limit is None else options.count("limit", limit)
-        self.moved = self.left = self.unreadable = 0
+        self.moved = self.left = self.failed = 0
+
+    @property
+    def is_unconditional(self) -> bool:
+        """Whether a letter need not be read to know that it is wanted."""
+        return self._only is None
 
     @property
     def is_full(self) -> bool:
         """Whether as many as wanted have gone back."""
         return self._limit is not None and self.moved >= self._limit
+
+    def most(self, number: int) -> int:
+        """How many of so many letters may go back."""
+        return number if self._limit is None else min(number, self._limit)
 
     def wants(self, delivery: Delivery) -> bool:
         """Whether this one goes back."""
@@ -32,4 +41,4 @@ class LetterChoice:
 
     def result(self) -> Redriven:
         """The counts."""
-        return Redriven(self.moved, self.left, self.unreadable)
+        return Redriven(self.moved, self.left, self.failed)

@@ -9,9 +9,10 @@ from urllib.parse import unquote, urlsplit
 
 import typer
 
-from inbox import Delivery, Record, Status, message_id, message_key, show_message
-from inbox.errors import InvalidOption
+from inbox import Delivery, Status, Store, message_id, message_key, show_message
+from inbox.errors import InvalidKey, InvalidOption
 from inbox_outbox._connect import Json, Prefix, Schema, StoreUrl, store_at
+from inbox_outbox._exit import UNFINISHED
 from inbox_outbox._operating.progress import ProgressLine
 from inbox_outbox._running.brokers import kafka_settings, remember
 from inbox_outbox_base.words.redriven import Redriven
@@ -83,11 +84,13 @@ def redrive(
                 raise InvalidOption("--retried: expected --url as well, the consumer's database or Redis")
             store = opened.enter_context(store_at(url, schema, prefix))
             key_of = message_id if keyed_by is KeyedBy.ID else message_key
-            wanted.append(lambda message: _will_run(show_message(store, retried, key_of(message))))
+            wanted.append(lambda message: _will_run(store, retried, key_of(message)))
         opened.enter_context(ProgressLine(f"reading {dead_letters}"))
         only = (lambda message: all(each(message) for each in wanted)) if wanted else None
         done = moving(where, dead_letters, to=into, only=only, limit=limit, dry_run=dry_run)
     say(json, asdict(done), _described(done, dry_run=dry_run))
+    if done.failed:
+        raise typer.Exit(UNFINISHED)
 
 
 def _mover(broker: str) -> tuple[Callable[..., Redriven], Any]:
@@ -112,13 +115,17 @@ def _password(url: str) -> str:
         raise InvalidOption(f"--broker: expected {_EXPECTED}") from None
 
 
-def _will_run(record: Record | None) -> bool:
+def _will_run(store: Store, consumer: str, key: str) -> bool:
     """Whether the next delivery of the message runs."""
+    try:
+        record = show_message(store, consumer, key)
+    except InvalidKey:  # which is why it is dead
+        return False
     return record is None or record.status is Status.FAILED
 
 
 def _described(done: Redriven, *, dry_run: bool) -> str:
     text = f"{done.moved:,} dead letters {'would be' if dry_run else 'were'} moved back, {done.left:,} stay"
-    if done.unreadable:
-        text += f"; {done.unreadable:,} cannot be moved back: the log names them"
+    if done.failed:
+        text += f"; {done.failed:,} could not be moved back: the log names them"
     return text

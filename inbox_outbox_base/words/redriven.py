@@ -17,5 +17,5 @@ class Redriven:
     """How many went back; of a dry run, how many would."""
     left: int
     """How many were not wanted, or came after the limit."""
-    unreadable: int = 0
-    """How many cannot go back, because they are not whole and their original is gone; each is in the log."""
+    failed: int = 0
+    """How many could not go back, of those that were wanted; each is in the log, with the reason."""

@@ -3,18 +3,19 @@
 from datetime import UTC, datetime
 from multiprocessing.connection import Connection as Pipe
 from secrets import token_hex
-from typing import Any
 
 import pytest
 
 from inbox import Claim, Delivery, Outcome, SqlStore, StatusInbox, Verdict, message_id, retry
+from inbox._consuming.kafka import redrive
+from inbox.errors import InvalidOption
 from inbox.kafka import redrive as redrive_kafka
 from inbox.rabbitmq import Redriven
 from inbox.rabbitmq import redrive as redrive_rabbit
 from tests.support import accounts
 from tests.support.brokers.consumers import SOON, bookkeeping, running, taking
 from tests.support.brokers.kafka_consumers import consumer
-from tests.support.brokers.kafka_topics import Topics
+from tests.support.brokers.kafka_topics import Topics, id_of, values
 from tests.support.brokers.rabbit_consumers import consuming
 from tests.support.brokers.rabbit_queues import Queues
 from tests.support.cli import as_json, in_this_process, succeeded
@@ -65,7 +66,7 @@ def test_what_was_retried_goes_back_to_its_queue(queues: Queues, postgres: Datab
     assert succeeded(in_this_process(*arguments, "--dry-run", url=url)) == expected
     assert queues.count(queue) == 0
     done_so = as_json(in_this_process(*arguments, "--json", url=url))
-    assert done_so == {"moved": 1, "left": 1, "unreadable": 0}
+    assert done_so == {"moved": 1, "left": 1, "failed": 0}
     with consuming(queues.url, queue, handle):
         wait_until(lambda: done == ["a"] and queues.count(queue) == 0)
         # The other one is dead still: it comes back to the dead letters.
@@ -89,22 +90,21 @@ def test_a_letter_of_rabbitmq_begins_anew(queues: Queues) -> None:
 
 
 def test_looking_often_drops_no_letter(queues: Queues) -> None:
-    """RabbitMQ 4 drops a message of a quorum queue that has been given back 20 times. A letter that is only
-    looked at is written anew before, and stays as it is."""
+    """A quorum queue drops a message that it has got back too often. A redrive gives none back: what it only
+    looks at, or could not move, stays as it is."""
     queue = put_away(queues, "a", "b")
-    for _ in range(8):
-        assert redrive_rabbit(queues.url, f"{queue}.dead", only=lambda _: False) == Redriven(0, 2)
-    found = [each.header.properties for each in queues.take(f"{queue}.dead")]
-    assert [each.message_id for each in found] == ["a", "b"]
-    for each in found:
-        headers: dict[str, Any] = dict(each.headers or {})
-        assert headers.pop("x-delivery-count", 0) <= 5
-        assert headers == {
-            "inbox-reason": "mismatch",
-            "inbox-topic": queue,
-            "inbox-attempt": 1,
-            "x-deduplication-header": each.message_id,
-        }
+    few = queues.new(x_queue_type="quorum", x_delivery_limit=2)
+    redrive_rabbit(queues.url, f"{queue}.dead", to=few)
+    for dry_run in (True, False) * 3:
+        done = redrive_rabbit(queues.url, few, to=queue, only=lambda _: False, dry_run=dry_run)
+        assert done == Redriven(0, 2)
+    queues.make(full := f"{queue}.full", x_max_length=0, x_overflow="reject-publish")
+    for _ in range(4):
+        with pytest.raises(ConnectionError, match="; 0 messages were moved before"):
+            redrive_rabbit(queues.url, few, to=full)
+    found = [each.header.properties for each in queues.take(few)]
+    assert sorted(each.message_id or "" for each in found) == ["a", "b"]
+    assert [(each.headers or {}).get("x-delivery-count", 0) for each in found] == [0, 0]
 
 
 def test_a_redrive_that_is_killed(queues: Queues, postgres: Database) -> None:
@@ -146,6 +146,29 @@ def test_a_letter_of_kafka_is_the_same_message(topics: Topics) -> None:
     assert (dict(after.headers), after.raw.partition(), after.raw.offset()) == ({"note": "n"}, 2, 1)
 
 
+def test_letters_of_another_program(
+    topics: Topics, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A letter without our headers goes where `to` says, and is the same message each time. One that is too
+    large is named, and the others go on. Nothing of the consumers' group is used."""
+    dead, target = topics.new(), topics.new(max_message_bytes="2000")
+    config = {"bootstrap.servers": topics.address, "group.id": "payments"}
+    topics.put(dead, "one", token_hex(5_000), "three", key="k")
+    with pytest.raises(InvalidOption, match=f"to=None: {dead}-0-0 names no topic"):
+        redrive_kafka(config, dead)
+    assert redrive_kafka(config, dead, to=target) == Redriven(2, 0, failed=1)
+    assert f"{dead}-0-1, id {dead}-0-1-" in caplog.text
+    redrive_kafka(config, dead, to=target, only=lambda each: len(each.payload) < 10)
+    moved = topics.log(target)
+    assert values(moved) == ["one", "three"] * 2
+    assert len({id_of(each) for each in moved}) == 2
+    with pytest.raises(InvalidOption, match="config: "):
+        redrive_kafka({"nonsense": "1"}, dead)
+    monkeypatch.setattr(redrive, "_PATIENCE", 0.5)
+    with pytest.raises(ConnectionError, match=f"{dead}: .*; 0 messages were moved before"):
+        redrive_kafka({"bootstrap.servers": "127.0.0.1:1"}, dead)
+
+
 def test_a_letter_of_kafka_that_is_not_whole(topics: Topics, caplog: pytest.LogCaptureFixture) -> None:
     """A letter without its value is completed from its topic; if the message is not there any more, the
     letter is counted and named."""
@@ -161,5 +184,5 @@ def test_a_letter_of_kafka_that_is_not_whole(topics: Topics, caplog: pytest.LogC
     assert (copy.key(), copy.value()) == (b"k", value.encode())
     topics.make_again(topic)
     topics.put(topic, "another in its place")
-    assert redrive_kafka(config, dead) == Redriven(0, 0, unreadable=1)
-    assert f"{dead}-0-0: cannot be moved back: a part of it was left out" in caplog.text
+    assert redrive_kafka(config, dead) == Redriven(0, 0, failed=1)
+    assert "cannot be moved back: a part of it was left out" in caplog.text

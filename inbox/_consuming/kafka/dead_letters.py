@@ -38,10 +38,9 @@ _CONNECTION = (
 REASON, TOPIC = "dead-letter-reason", "dead-letter-topic"
 PARTITION, OFFSET = "dead-letter-partition", "dead-letter-offset"
 LEFT_OUT = "dead-letter-left-out"
-LETTERS = frozenset({REASON, TOPIC, PARTITION, OFFSET, LEFT_OUT})
-"""Headers of a dead letter that a message has no more once it is moved back."""
-_ADDED = LETTERS | {DEAD_ID, DEAD_CREATED_AT}
-_TOO_LARGE = (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE)
+ADDED = frozenset({REASON, TOPIC, PARTITION, OFFSET, LEFT_OUT, DEAD_ID, DEAD_CREATED_AT})
+"""The headers that a dead letter has beside those of its message."""
+TOO_LARGE = (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE)
 _Bytes = str | bytes | None
 _Headers = list[tuple[str, _Bytes]]
 
@@ -106,7 +105,7 @@ class DeadLetterTopic:
             error = self._write(*letter)
             if error is None:
                 return
-            if error.code() not in _TOO_LARGE:
+            if error.code() not in TOO_LARGE:
                 break
             _log.warning("%s: too large for topic %s, leaving out a part", delivery.id, self._topic)
         raise KafkaException(error)
@@ -140,7 +139,7 @@ class DeadLetterTopic:
 
 def _letters(record: Message, place: _Headers) -> Iterator[tuple[_Bytes, _Bytes, _Headers]]:
     """Key, value and headers: everything first, then less and less of a record that is too large."""
-    before = [(name, value) for name, value in headers_of(record) if name not in _ADDED]
+    before = [(name, value) for name, value in headers_of(record) if name not in ADDED]
     whole = [*before, *place]
     yield record.key(), record.value(), whole
     yield record.key(), None, [*whole, (LEFT_OUT, b"value")]

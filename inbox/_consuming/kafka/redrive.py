@@ -1,9 +1,10 @@
 """Move dead letters back to their topic."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from confluent_kafka import (
@@ -22,20 +23,26 @@ from inbox_outbox_base.errors.inbox import InvalidOption
 from inbox_outbox_base.words.incoming import Delivery
 from inbox_outbox_base.words.redriven import Only, Redriven
 
-from .dead_letters import LEFT_OUT, LETTERS, OFFSET, PARTITION, TOPIC, settings_of
+from .dead_letters import ADDED, LEFT_OUT, OFFSET, PARTITION, TOO_LARGE, TOPIC, settings_of
 from .record import DEAD_CREATED_AT, DEAD_ID, delivery_of, headers_of, place
+
+_log = logging.getLogger("inbox.kafka")
 
 _PATIENCE = 30.0
 """Seconds that Kafka has for one answer."""
 _AT_ONCE = 500
-_READER = {
+_GONE = (
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 - its only name
+    KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001 - its only name
+)
+_READER: dict[str, Any] = {
+    "logger": _log,
     "enable.auto.commit": False,
     "auto.offset.reset": "earliest",
     "enable.partition.eof": True,
     "isolation.level": "read_committed",
 }
-
-_log = logging.getLogger("inbox.kafka")
 
 
 def redrive(
@@ -52,12 +59,17 @@ def redrive(
     A message keeps its id, its key and its time. It arrives behind the messages that wait, in the partition
     from which it came. What has been moved stays in the topic of dead letters, as all that Kafka has; without
     `only`, the group "<dead_letters>.redrive" commits how far it has come, and the next call goes on from
-    there. With `only`, each call reads the whole topic, and moves again what was moved before. If a message
-    is written twice, its inbox takes it once. The letters that are there when the call begins are looked at
+    there, for as long as Kafka keeps the group's offsets (`offsets.retention.minutes`, by default 7 days).
+    With `only`, each call reads the whole topic, and moves again what was moved before. If a message is
+    written twice, its inbox takes it once. The letters that are there when the call begins are looked at
     once.
 
+    A letter that cannot go back is counted and named in the log: Kafka refuses it as too large, or a part of
+    it was left out and the message is not in its topic any more. A call with `only` finds it again.
+
     Args:
-        config: settings of confluent-kafka's `Consumer`, at least "bootstrap.servers".
+        config: settings of confluent-kafka's `Consumer`, at least "bootstrap.servers"; those of a group are
+            not used.
         dead_letters: the topic with the dead letters.
         to: the topic to which they go; by default each goes to the one that it names.
         only: a function of a `Delivery`: whether this message goes back; None: all.
@@ -65,11 +77,12 @@ def redrive(
         dry_run: write and commit nothing, and count what would be moved.
 
     Returns:
-        How many were moved, how many were left, and how many cannot be moved.
+        How many were moved, how many were left, and how many could not be moved.
 
     Raises:
-        InvalidOption: an argument cannot be used, such as a topic that does not exist.
-        KafkaException: Kafka does not answer, or does not take a message; what was moved before stays moved.
+        InvalidOption: an argument cannot be used, such as a topic that does not exist; or a letter names no
+            topic, and `to` is None.
+        ConnectionError: Kafka does not answer, or takes no message; what was moved before stays moved.
     """
     for name, value in (("dead_letters", dead_letters), ("to", to)):
         if value is not None and not (isinstance(value, str) and value):
@@ -77,17 +90,27 @@ def redrive(
     if to == dead_letters:
         raise InvalidOption(f"to={to!r}: expected another topic than that of the dead letters")
     choice = LetterChoice(only, limit)
-    settings = {"group.id": f"{dead_letters}.redrive", **config, **_READER}
-    with closing(Consumer(settings)) as consumer:
-        partitions = _partitions(consumer, "dead_letters", dead_letters)
-        if to is not None:
-            _partitions(consumer, "to", to)
-        with closing(Consumer(settings)) as originals:
-            move = _TopicMover(consumer, originals, Producer({**settings_of(config), "linger.ms": 5}), to)
+    given = {name: value for name, value in config.items() if not name.startswith("group.")}
+    settings = {**given, "group.id": f"{dead_letters}.redrive", **_READER}
+    try:
+        consumer, originals = Consumer(settings), Consumer(settings)
+        producer = Producer({**settings_of(config), "linger.ms": 5, "logger": _log})
+    except KafkaException as error:
+        raise InvalidOption(f"config: {error.args[0].str()}") from None
+    with closing(consumer), closing(originals):
+        try:
+            partitions = _partitions(consumer, "dead_letters", dead_letters)
+            if to is not None:
+                _partitions(consumer, "to", to)
+            move = _TopicMover(consumer, originals, producer, to, choice, dry_run)
             for letters in _letters(consumer, dead_letters, partitions, from_start=only is not None):
-                done = move.some(letters, choice, dry_run=dry_run)
+                done = move.some(letters)
                 if only is None and not dry_run and done:
                     consumer.commit(offsets=_behind(done), asynchronous=False)
+                move.check()
+        except KafkaException as error:
+            reason = f"{dead_letters}: {error.args[0].str()}; {choice.moved} messages were moved before"
+            raise ConnectionError(reason) from error
     return choice.result()
 
 
@@ -143,60 +166,108 @@ def _timed_out(what: str) -> KafkaError:
 class _TopicMover:
     """Writes letters to their topics."""
 
-    def __init__(self, consumer: Consumer, originals: Consumer, producer: Producer, to: str | None) -> None:
+    def __init__(
+        self,
+        consumer: Consumer,
+        originals: Consumer,
+        producer: Producer,
+        to: str | None,
+        choice: LetterChoice,
+        dry_run: bool,
+    ) -> None:
         self._consumer, self._originals, self._producer, self._to = consumer, originals, producer, to
+        self._choice, self._dry_run = choice, dry_run
         self._sizes: dict[str, int] = {}
-        self._errors: list[KafkaError] = []
+        self._error: Exception | None = None
 
-    def some(self, letters: Sequence[Message], choice: LetterChoice, *, dry_run: bool) -> list[Message]:
-        """Write those that are wanted; return those which have been dealt with."""
-        done = [letter for letter in letters if self._is_done(letter, choice, dry_run)]
-        if self._producer.flush(_PATIENCE) and not self._errors:
-            self._errors.append(_timed_out("not confirmed"))
-        if self._errors:
-            raise KafkaException(self._errors[0])
-        return done
+    def some(self, letters: Sequence[Message]) -> Sequence[Message]:
+        """Write those that are wanted; return the first ones, up to one with an error that `check` raises."""
+        answers: list[KafkaError | None] = []
+        """For each letter, why it was not written; None if it was, or need not be."""
+        for number, letter in enumerate(letters):
+            if self._choice.is_full:
+                self._choice.left += len(letters) - number
+                break
+            answers.append(None)
+            try:
+                self._take(letter, answers)
+            except (InvalidOption, KafkaException) as error:
+                answers.pop()
+                self._error = error
+                break
+        self._producer.flush(_PATIENCE)
+        return letters[: self._dealt_with(letters, answers)]
 
-    def _is_done(self, letter: Message, choice: LetterChoice, dry_run: bool) -> bool:
-        if choice.is_full:
-            choice.left += 1
-            return False
+    def check(self) -> None:
+        """Raise the error that has ended the last `some`, if there was one."""
+        if self._error is not None:
+            raise self._error
+
+    def _dealt_with(self, letters: Sequence[Message], answers: Sequence[KafkaError | None]) -> int:
+        """How many of the letters, from the first one on, need not be looked at again."""
+        first = len(answers)
+        for number, error in reversed([*enumerate(answers)]):
+            if error is None:
+                continue
+            self._choice.moved -= 1
+            if error.code() in TOO_LARGE:
+                self._fail(letters[number], error.str())
+            else:
+                first, self._error = number, KafkaException(error)
+        return first
+
+    def _take(self, letter: Message, answers: list[KafkaError | None]) -> None:
         headers = dict(headers_of(letter))
-        whole = letter if headers.get(LEFT_OUT) is None else self._original(headers)
         topic = self._to or _text(headers, TOPIC)
-        if whole is None or not topic:
-            _log.warning("%s: cannot be moved back: %s", place(letter), _why(headers, whole))
-            choice.unreadable += 1
-        elif not choice.wants(_as_handled(whole, letter, topic)):
-            choice.left += 1
-        else:
-            choice.moved += 1
-            if not dry_run:
-                self._write(whole, letter, topic)
-        return True
+        if not topic:
+            raise InvalidOption(f"to=None: {place(letter)} names no topic to which it could go back")
+        whole = letter if headers.get(LEFT_OUT) is None else self._original(headers)
+        if whole is None:
+            where = " ".join(_text(headers, name) for name in (TOPIC, PARTITION, OFFSET))
+            self._fail(letter, f"a part of it was left out, and {where} has the message no more")
+            return
+        delivery = _as_handled(whole, letter, topic)
+        if not self._choice.wants(delivery):
+            self._choice.left += 1
+            return
+        self._choice.moved += 1
+        if not self._dry_run:
+            answers[-1] = _timed_out("not confirmed")
+            self._write(whole, letter, delivery, partial(answers.__setitem__, len(answers) - 1))
+
+    def _fail(self, letter: Message, reason: str) -> None:
+        self._choice.failed += 1
+        _log.warning("%s, id %s: cannot be moved back: %s", place(letter), delivery_of(letter, 1).id, reason)
 
     def _original(self, headers: Mapping[str, Any]) -> Message | None:
         """The message that the letter is about, from its topic; None if it is not there any more."""
+        there = TopicPartition(_text(headers, TOPIC), _number(headers, PARTITION), _number(headers, OFFSET))
         try:
-            number, offset = int(_text(headers, PARTITION)), int(_text(headers, OFFSET))
-            there = TopicPartition(_text(headers, TOPIC), number, offset)
             first, end = self._originals.get_watermark_offsets(there, _PATIENCE)
-        except (ValueError, KafkaException):
-            return None
-        if not first <= offset < end:
+        except KafkaException as error:
+            if error.args[0].code() in _GONE:
+                return None
+            raise
+        if not first <= there.offset < end:
             return None
         self._originals.assign([there])
         found = self._originals.consume(1, _PATIENCE)
+        if not found:
+            raise KafkaException(_timed_out(f"topic {there.topic}: no answer"))
+        if (broken := found[0].error()) is not None:
+            raise KafkaException(broken)
         # A topic that was created again has another message in this place.
-        is_it = found and found[0].error() is None and delivery_of(found[0], 1).id == _text(headers, DEAD_ID)
-        return found[0] if is_it else None
+        return found[0] if delivery_of(found[0], 1).id == _text(headers, DEAD_ID) else None
 
-    def _write(self, whole: Message, letter: Message, topic: str) -> None:
+    def _write(
+        self, whole: Message, letter: Message, delivery: Delivery, answer: Callable[[Any], None]
+    ) -> None:
         names = dict(headers_of(letter))
-        kept = [(name, value) for name, value in headers_of(whole) if name not in LETTERS]
-        if whole is not letter:
-            kept += [(name, names[name]) for name in (DEAD_ID, DEAD_CREATED_AT) if name in names]
-        partition = _text(names, PARTITION)
+        kept = [(name, value) for name, value in headers_of(whole) if name not in ADDED]
+        kept.append((DEAD_ID, delivery.id.encode()))
+        if delivery.created_at is not None:
+            kept.append((DEAD_CREATED_AT, delivery.created_at.isoformat().encode()))
+        topic, partition = delivery.topic, _text(names, PARTITION)
         is_known = topic == _text(names, TOPIC) and partition.isdecimal()
         self._producer.produce(
             topic,
@@ -204,7 +275,7 @@ class _TopicMover:
             whole.key(),
             int(partition) if is_known and int(partition) < self._size(topic) else -1,
             headers=kept,
-            on_delivery=lambda error, _: None if error is None else self._errors.append(error),
+            on_delivery=lambda error, _: answer(error),
         )
 
     def _size(self, topic: str) -> int:
@@ -217,16 +288,15 @@ class _TopicMover:
 
 def _as_handled(whole: Message, letter: Message, topic: str) -> Delivery:
     """The message as its handler would get it."""
-    found, id = delivery_of(whole, 1), _text(dict(headers_of(letter)), DEAD_ID)  # noqa: A001 - what it is
-    return replace(found, id=id or found.id, topic=topic)
+    found, headers = delivery_of(whole, 1), dict(headers_of(letter))
+    before = delivery_of(letter, 1)
+    id = _text(headers, DEAD_ID)  # noqa: A001 - what it is
+    return replace(found, id=id or found.id, created_at=before.created_at, topic=topic)
 
 
-def _why(headers: Mapping[str, Any], whole: Message | None) -> str:
-    """Why a letter cannot be moved back."""
-    if whole is not None:
-        return "it names no topic; give one with to="
-    topic, partition, offset = (_text(headers, name) for name in (TOPIC, PARTITION, OFFSET))
-    return f"a part of it was left out, and {topic} [{partition}] has the message no more at offset {offset}"
+def _number(headers: Mapping[str, Any], name: str) -> int:
+    text = _text(headers, name)
+    return int(text) if text.isdecimal() else -1
 
 
 def _text(headers: Mapping[str, Any], name: str) -> str:

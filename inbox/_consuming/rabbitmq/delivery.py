@@ -28,10 +28,9 @@ _DEDUPLICATION = "x-deduplication-header"
 """By this header, a plugin of RabbitMQ drops what it has seen."""
 
 _KEY, _CREATED_AT = "outbox-key", "outbox-created-at"
-RETURNS = "x-delivery-count"
-"""Header of a quorum queue: how often the message has been given back."""
+_RETURNS = "x-delivery-count"
 _OURS = frozenset({ATTEMPT, TOPIC, FAILURES, REASON, _KEY, _CREATED_AT, _DEDUPLICATION})
-_BROKERS = ("x-death", "x-first-death-", "x-last-death-", RETURNS)
+_BROKERS = ("x-death", "x-first-death-", "x-last-death-", _RETURNS)
 _ROUTES = frozenset({"CC", "BCC"})
 _EVENT_PREFIXES = ("cloudEvents_", "cloudEvents:")
 _PERSISTENT = 2
@@ -77,8 +76,16 @@ def sent_on(delivery: Delivery, headers: Mapping[str, Any]) -> Basic.Properties:
 
 def redriven(delivery: Delivery) -> Basic.Properties:
     """The properties of a dead letter that goes back to its queue: it begins anew, and no plugin takes it for
-    a message that it has seen."""
-    return _copied(delivery, {}, without=(ATTEMPT, REASON, _DEDUPLICATION))
+    a message that it has seen. One that RabbitMQ itself has made a dead letter keeps its first topic."""
+    headers = delivery.raw.header.properties.headers or {}
+    topic = {} if TOPIC in headers else _first_topic(headers)
+    return _copied(delivery, topic, without=(ATTEMPT, REASON, _DEDUPLICATION))
+
+
+def _first_topic(headers: Mapping[str, Any]) -> Mapping[str, Any]:
+    with suppress(LookupError, TypeError):
+        return {TOPIC: headers["x-death"][-1]["routing-keys"][0]}
+    return {}
 
 
 def unchanged(delivery: Delivery) -> Basic.Properties:
@@ -139,7 +146,7 @@ def _name(header: str) -> str:
 def _attempt(message: DeliveredMessage, headers: Mapping[str, Any]) -> int:
     """This attempt's number: attempts counted here, plus unanswered deliveries. A quorum queue counts the
     unanswered deliveries; a classic queue only says whether there were any."""
-    returns = headers.get(RETURNS)
+    returns = headers.get(_RETURNS)
     if not isinstance(returns, int):
         returns = int(bool(frame_of(message).redelivered))
     counted = headers.get(ATTEMPT)

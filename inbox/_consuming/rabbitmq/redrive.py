@@ -1,7 +1,6 @@
 """Move dead letters back to their queue."""
 
 import asyncio
-from typing import Any
 
 import aiormq
 from aiormq import exceptions
@@ -15,14 +14,11 @@ from inbox_outbox_base.errors.inbox import InvalidOption
 from inbox_outbox_base.words.redriven import Only, Redriven
 
 from .companion_queues import DEAD
-from .delivery import RETURNS, delivery_of, frame_of, redriven, unchanged
+from .delivery import delivery_of, frame_of, redriven, unchanged
 from .frames import MendingTransport
 
 _PATIENCE = 30.0
 """Seconds that RabbitMQ has for one answer."""
-_MANY_RETURNS = 5
-"""A letter that stays is given back to its queue. From RabbitMQ 4 on, a quorum queue drops a message that has
-been given back 20 times; so one that has been given back this often is written to the queue's end instead."""
 
 
 def redrive(
@@ -41,10 +37,14 @@ def redrive(
     and has all its attempts again. It arrives behind the messages that wait. The letters that are there when
     the call begins are looked at once.
 
+    A letter that stays is written anew at the end of the dead letters, and not given back: a quorum queue
+    drops a message that it has got back too often.
+
     Args:
         url: amqp://user:password@host:port/vhost, or amqps://.
         dead_letters: the queue with the dead letters, such as "orders.dead".
-        to: the queue to which they go; by default the name without ".dead".
+        to: the queue to which they go; by default the name without ".dead". If it has a maximum length, it
+            must reject what is too much (`x-overflow`), and not drop it.
         only: a function of a `Delivery`: whether this message goes back; None: all.
         limit: move at most this many; None: all.
         dry_run: move nothing, and count what would be moved.
@@ -56,6 +56,7 @@ def redrive(
         InvalidOption: an argument cannot be used, such as a queue that does not exist.
         ConnectionError: RabbitMQ does not answer, or does not confirm a message; what was moved before stays
             moved.
+        RuntimeError: called in an event loop; use `asyncio.to_thread`.
     """
     place = address.parse(url)
     for name, value in (("dead_letters", dead_letters), ("to", to)):
@@ -65,6 +66,7 @@ def redrive(
     if target == dead_letters:
         raise InvalidOption(f"dead_letters={dead_letters!r}: to= is needed, as it does not end in {DEAD!r}")
     choice = LetterChoice(only, limit)
+    _check_no_loop()
     try:
         asyncio.run(_redrive(place, dead_letters, target, choice, dry_run))
     except address.REFUSALS as error:
@@ -76,19 +78,30 @@ def redrive(
     return choice.result()
 
 
+def _check_no_loop() -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise RuntimeError("redrive blocks: call it by asyncio.to_thread")
+
+
 async def _redrive(place: URL, dead_letters: str, target: str, choice: LetterChoice, dry_run: bool) -> None:
     async with asyncio.timeout(_PATIENCE):
         connection = await aiormq.connect(place, transport_factory=MendingTransport())
     try:
         await _waiting(connection, "to", target)
         waiting = await _waiting(connection, "dead_letters", dead_letters)
-        move = _QueueMover(await connection.channel(publisher_confirms=True), dead_letters, target, choice)
-        for _ in range(waiting):
-            if choice.is_full or not await move.next(dry_run):
-                break
+        if dry_run and choice.is_unconditional:
+            choice.moved = choice.most(waiting)
+        else:
+            move = _QueueMover(await connection.channel(), dead_letters, target, choice, dry_run)
+            for _ in range(waiting):
+                if choice.is_full or not await move.next():
+                    break
         choice.left = max(0, waiting - choice.moved)
     finally:
-        await connection.close()  # gives back the letters that stay
+        await connection.close()
 
 
 async def _waiting(connection: AbstractConnection, option: str, queue: str) -> int:
@@ -104,27 +117,30 @@ async def _waiting(connection: AbstractConnection, option: str, queue: str) -> i
 
 
 class _QueueMover:
-    """Looks at one letter after the other."""
+    """Moves one letter after the other, or writes it anew where it was."""
 
     def __init__(
-        self, channel: AbstractChannel, dead_letters: str, target: str, choice: LetterChoice
+        self, channel: AbstractChannel, dead_letters: str, target: str, choice: LetterChoice, dry_run: bool
     ) -> None:
         self._channel = channel
         self._dead_letters, self._target = dead_letters, target
-        self._choice = choice
+        self._choice, self._dry_run = choice, dry_run
 
-    async def next(self, dry_run: bool) -> bool:
+    async def next(self) -> bool:
         """Look at the next letter; return whether there was one."""
         message = await self._channel.basic_get(self._dead_letters, timeout=_PATIENCE)
         if not isinstance(message.delivery, Basic.GetOk):
             return False
-        delivery = delivery_of(message)
-        is_wanted = self._choice.wants(delivery)
-        self._choice.moved += is_wanted
-        if is_wanted and not dry_run:
-            await self._put(self._target, message, redriven(delivery))
-        elif _returns(message) >= _MANY_RETURNS:
-            await self._put(self._dead_letters, message, unchanged(delivery))
+        delivery, is_moved = delivery_of(message), False
+        try:
+            is_wanted = self._choice.wants(delivery)
+            if is_wanted and not self._dry_run:
+                await self._put(self._target, message, redriven(delivery))
+                is_moved = True
+            self._choice.moved += is_wanted
+        finally:
+            if not is_moved and not self._channel.is_closed:
+                await self._put(self._dead_letters, message, unchanged(delivery))
         return True
 
     async def _put(self, queue: str, message: DeliveredMessage, properties: Basic.Properties) -> None:
@@ -132,8 +148,3 @@ class _QueueMover:
             message.body, routing_key=queue, properties=properties, mandatory=True, timeout=_PATIENCE
         )
         await self._channel.basic_ack(frame_of(message).delivery_tag or 0)
-
-
-def _returns(message: Any) -> int:
-    counted = (message.header.properties.headers or {}).get(RETURNS)
-    return counted if isinstance(counted, int) else 0
