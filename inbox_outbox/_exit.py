@@ -26,8 +26,8 @@ OVERDUE = 12
 """`health`: keys are past their retention, and no purge deletes them."""
 UNSEEN = 13
 """`health`: one half could not be seen; the other one is healthy."""
-REJECTED = 15
-"""`health`: the broker has rejected a topic for too long."""
+NOT_TAKEN = 14
+"""`health`: the broker has taken nothing of a topic for too long."""
 INTERRUPTED = 130
 """Ctrl-C: everything committed so far stays."""
 
@@ -38,6 +38,6 @@ EXPLAINED = (
     "7 a message has waited for too long (outbox status --max-age, health); "
     "8 nothing is known to be missing, but not all messages have a record (audit); "
     "9 the database is unsafe (check); 10 no relay is running, 11 messages are dead, held or halted, "
-    "12 no purge deletes old keys, 13 one half could not be seen, 15 a topic is rejected (health); "
-    "130 interrupted."
+    "12 no purge deletes old keys, 13 one half could not be seen, 14 the broker takes nothing of a topic "
+    "(health); 130 interrupted."
 )

@@ -18,7 +18,7 @@ from ._operating.messages import print_messages
 from ._operating.topics import rows_of
 from ._operating.units import duration
 from ._place import place_of, print_place
-from ._print import as_json, grid
+from ._print import as_json, grid, printable
 from ._times import length
 
 app = CommandGroup(help="The outbox and its relays.")
@@ -93,6 +93,11 @@ def _print_status(found: OutboxStatus) -> None:
                 )
                 for relay in found.relays
             ],
+        )
+    for each in (each for relay in found.relays if relay.lease_left > 0 for each in relay.rejected):
+        print(
+            f"The broker has rejected topic {each.topic!r} since {each.since:%Y-%m-%d %H:%M:%S} UTC; the "
+            f"next try is at {each.until:%H:%M:%S}: {printable(each.reason)}"
         )
     for topic in dict.fromkeys(relay.crowded_by for relay in found.relays if relay.crowded_by is not None):
         print(

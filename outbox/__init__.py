@@ -39,12 +39,12 @@ from outbox._operating.audit_parts import Missing
 from outbox._operating.bucket_count import set_bucket_count
 from outbox._operating.bulk import drop_all, purge_dead, retry_all
 from outbox._operating.check import check
-from outbox._operating.overview import OutboxOverview, TopicOverview, overview
-from outbox._operating.owners import GenerationStatus, RejectedTopic, RelayStatus
+from outbox._operating.overviews.overview import OutboxOverview, TopicOverview, overview
+from outbox._operating.overviews.owners import GenerationStatus, RejectedTopic, RelayStatus
+from outbox._operating.overviews.series import series
+from outbox._operating.overviews.status import OutboxStatus, is_drained, status
 from outbox._operating.peek import peek
 from outbox._operating.recording import decisions
-from outbox._operating.series import series
-from outbox._operating.status import OutboxStatus, is_drained, status
 from outbox._operating.stored_message import MessageState, StoredMessage
 from outbox._operating.tracing.pauses import PausedTopic, pauses
 from outbox._operating.tracing.trace import SentRecord, TracedMessage, sent_messages, trace

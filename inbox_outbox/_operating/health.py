@@ -38,7 +38,7 @@ def health(
 ) -> None:
     """Say whether somebody has to look at the inbox or the outbox.
 
-    Exit code 0: no. Else that of the most urgent problem: 10 no relay is running; 15 the broker rejects a
+    Exit code 0: no. Else that of the most urgent problem: 10 no relay is running; 14 the broker rejects a
     topic, or messages that cannot be sent keep relays from reading on; 7 a message has waited for
     too long; 11 messages are dead, held or halted; 12 no purge deletes keys that are past their retention;
     13 one half could not be seen.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from inbox import InboxOverview
-from inbox_outbox._exit import LATE, NO_RELAY, OVERDUE, REJECTED, STOPPED
+from inbox_outbox._exit import LATE, NO_RELAY, NOT_TAKEN, OVERDUE, STOPPED
 from outbox import Count, OutboxOverview
 
 from .units import duration
@@ -74,12 +74,14 @@ def _of_rejections(found: OutboxOverview, limits: HealthLimits) -> Iterator[Prob
             continue
         if found.database.now - known.since > limits.rejected:
             age = duration(found.database.now - known.since)
-            yield Problem(REJECTED, f"the broker has rejected topic {each.topic!r} for {age}: {known.reason}")
+            yield Problem(
+                NOT_TAKEN, f"the broker has rejected topic {each.topic!r} for {age}: {known.reason}"
+            )
     full = [each.name for each in found.relays if each.lease_left >= 0 and each.reads_no_further]
     if full:
         text = f"very many messages cannot be sent, so that relays read no further{_names(full)}"
         crowded_by = next((each.crowded_by for each in found.relays if each.crowded_by is not None), None)
-        yield Problem(REJECTED, text + (f"; most are of topic {crowded_by!r}" if crowded_by else ""))
+        yield Problem(NOT_TAKEN, text + (f"; most are of topic {crowded_by!r}" if crowded_by else ""))
 
 
 def _of_age(found: OutboxOverview, limits: HealthLimits) -> Iterator[Problem]:

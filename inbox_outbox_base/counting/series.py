@@ -124,6 +124,7 @@ class SeriesWriter:
         """
         if not self._is_possible:
             self.clear()
+            return None
         if self.is_empty and not last:
             return None
         minute = connection.execute(clock()).scalar_one().replace(second=0, microsecond=0)
@@ -201,12 +202,8 @@ class SeriesWriter:
     def _put(self, connection: Connection, minute: datetime, source: str, rows: Iterable[_Row]) -> None:
         given = {"minute": minute, "source": source}
         write = series_statements.write(self._table, connection.dialect.name)
-        # In the order of the key: two processes may write the rows of the same ten minutes.
-        of_key = [
-            given | {"kind": str(kind), "name": name, "number": number}
-            for (kind, name), number in sorted(rows)
-        ]
-        connection.execute(write, of_key)
+        found = [given | {"kind": str(kind), "name": name, "number": each} for (kind, name), each in rows]
+        connection.execute(write, found)
 
     def _refused(self, connection: Connection, work: Callable[[], object]) -> str | None:
         """Do it in a savepoint; return why if the table or the right is missing."""

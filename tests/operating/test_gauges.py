@@ -95,7 +95,7 @@ def test_the_page_lists_them() -> None:
 
 def test_an_estimate_says_so(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A number that is not exact has a label, and only the oldest topics have a gauge."""
-    monkeypatch.setattr("outbox._operating.overview._COUNTED", 2)
+    monkeypatch.setattr("outbox._operating.overviews.overview._COUNTED", 2)
     monkeypatch.setattr(gauges, "TOPICS", 1)
     publish(engine, "a1", "b1", "c1", topic="mail")
     relay(engine, Recorder(lambda _: Refused("no")))

@@ -19,6 +19,8 @@ from inbox import AsyncInbox, Inbox, Series, SeriesEvents, SeriesKind, SqlStore,
 from inbox._listening import handler_counts
 from inbox.errors import InvalidOption, TablesMissing
 from inbox.schema import tables
+from inbox_outbox._operating.looking import look
+from inbox_outbox._operating.over_time import lines_of, sparkline
 from inbox_outbox_base.counting.series import SeriesWriter
 from inbox_outbox_base.databases.taking_statements import clock
 from outbox import DirectDelivery, Outcome, Refused, Unavailable, Unknown
@@ -195,6 +197,23 @@ def test_what_an_asynchronous_listener_counts(migrated: Database) -> None:
     assert totals(inbox.series(sync)) == {"accepted": 3, "duplicate": 1}
 
 
+@on("sqlite")
+def test_the_last_hour_on_the_terminal(engine: Engine) -> None:
+    """`top` draws a bar for each minute of what there was, and a blank where nobody has written."""
+    assert sparkline([0, None, 2, 4]) == "▁ ▄█"
+    now = now_of(engine).replace(second=0, microsecond=0)
+    ago = [now - timedelta(minutes=minutes) for minutes in (2, 3, 5)]
+    put(
+        engine, ((at, "a", "sent", "mail", number) for at, number in zip(ago, (4_000, 0, 2_000), strict=True))
+    )
+    (line,) = lines_of(engine, None, look(engine, None))
+    assert line.removeprefix("sent").strip(" ▁▄█") == "at most 4,000"
+    assert "▄ ▁█" in line
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DROP TABLE ops_minute")
+    assert lines_of(engine, None, look(engine, None)) == []
+
+
 PROGRAM = """
 import sys
 from inbox import Inbox
@@ -256,9 +275,13 @@ def test_without_the_table(engine: Engine, caplog: pytest.LogCaptureFixture) -> 
     publish(engine, "a1", "a2")
     with caplog.at_level(logging.WARNING, "inbox.series"):
         assert relay(engine, Recorder()) == 2
+        writer = SeriesWriter(MINUTE, "a")
+        for _ in range(2):
+            with writing(engine) as connection:
+                assert writer.write(connection, Counter({("sent", "mail"): 1})) is None
     assert [record.message.partition(":")[0] for record in caplog.records] == [
         "what is counted by the minute is not stored until this process restarts"
-    ]
+    ] * 2
     caplog.clear()
     with caplog.at_level(logging.WARNING, "inbox.series"):
         for key in ("a", "b"):

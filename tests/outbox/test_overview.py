@@ -6,11 +6,12 @@ import pytest
 from sqlalchemy import Engine, text, update
 
 import outbox
-from inbox_outbox._exit import REJECTED
+from inbox_outbox._exit import NOT_TAKEN
 from inbox_outbox._operating.problems import HealthLimits, problems
+from inbox_outbox._outbox import _print_status
 from inbox_outbox_base.tables.outbox import OUTBOX
 from outbox import Accepted, Count, OutboxOverview, Refused, RejectedTopic, Relay, Unavailable, Unknown
-from outbox._operating import in_line
+from outbox._operating.overviews import in_line
 from outbox.errors import InvalidOption, TablesMissing
 from tests.support.database import Database
 from tests.support.filling import FAILED, TOPICS, fill_outbox
@@ -61,7 +62,7 @@ def test_it_agrees_with_the_status(engine: Engine) -> None:
 
 
 @on("postgresql", "mariadb")
-def test_a_topic_that_the_broker_rejects(engine: Engine) -> None:
+def test_a_topic_that_the_broker_rejects(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
     """The relay's row says since when and until when the relay backs off from the topic, and why, without
     passwords, and health says so after some time, unless the topic is paused. It ends with the first message
     that the broker takes."""
@@ -92,7 +93,9 @@ def test_a_topic_that_the_broker_rejects(engine: Engine) -> None:
         now = outbox.overview(engine).database.now
         assert now - timedelta(minutes=1) < found.since < found.until < now + timedelta(minutes=3)
         assert outbox.status(engine).relays[0].rejected[0].topic == "mail"
-        assert troubles() == [REJECTED]
+        assert troubles() == [NOT_TAKEN]
+        _print_status(outbox.status(engine))
+        assert "The broker has rejected topic 'mail' since 20" in capsys.readouterr().out
         outbox.pause(engine, "mail")
         assert troubles() == []
         is_away = False

@@ -11,13 +11,14 @@ from inbox_outbox_base.databases.registry import looking
 from inbox_outbox_base.databases.relaying import ALL_TOPICS
 from inbox_outbox_base.tables.times import NO_TIME
 from inbox_outbox_base.words.overviews import Count, DatabaseOverview
+from outbox._operating import statements
+from outbox._operating.transact import transact
 from outbox._publishing.safety import every
 from outbox.schema import OutboxTables, tables
 
-from . import overview_statements, statements
+from . import overview_statements
 from .in_line import InLine, precise
 from .owners import GenerationStatus, Owners, RejectedTopic, RelayStatus
-from .transact import transact
 
 _DEAD = 1_000
 """The most dead letters read for the counts by topic."""

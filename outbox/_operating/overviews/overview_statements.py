@@ -20,9 +20,8 @@ from sqlalchemy.sql.elements import ColumnElement
 from inbox_outbox_base.databases.relaying_statements import since
 from inbox_outbox_base.tables.outbox import has_failed
 from inbox_outbox_base.tables.times import readable
+from outbox._operating.statements import has_a_time, state_of
 from outbox.schema import OutboxTables
-
-from .statements import has_a_time, state_of
 
 
 def _limit(name: str) -> Any:

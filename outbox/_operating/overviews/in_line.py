@@ -13,10 +13,10 @@ from inbox_outbox_base.databases.registry import relaying
 from inbox_outbox_base.tables.storing import storing
 from inbox_outbox_base.tables.times import NO_TIME
 from inbox_outbox_base.words.overviews import Count
+from outbox._operating.stored_message import MessageState
 from outbox.schema import OutboxTables
 
 from . import overview_statements
-from .stored_message import MessageState
 
 _FRONT = 6_400
 """The most messages read from the fronts of all buckets."""

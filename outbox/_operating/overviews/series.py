@@ -9,9 +9,8 @@ from inbox_outbox_base.errors.outbox import TablesMissing, UnsafeDatabase
 from inbox_outbox_base.tables.inbox import tables as all_tables
 from inbox_outbox_base.transactions.safety import check_sees_all
 from inbox_outbox_base.words.series import OUTBOX_KINDS, STEPS, Series, SeriesSpan
+from outbox._operating.transact import transact
 from outbox.schema import tables
-
-from .transact import transact
 
 
 def series(

@@ -14,13 +14,13 @@ from inbox_outbox_base.databases import member_statements
 from inbox_outbox_base.databases.registry import relaying
 from inbox_outbox_base.databases.taking_statements import clock
 from inbox_outbox_base.tables.times import NO_TIME
+from outbox._operating import statements
+from outbox._operating.stored_message import MessageState
+from outbox._operating.transact import transact
 from outbox._publishing.buckets import gaps, generations
 from outbox.schema import OutboxTables, tables
 
-from . import statements
 from .owners import GenerationStatus, Owners, RelayStatus
-from .stored_message import MessageState
-from .transact import transact
 
 _NO_LIMIT = 2**31 - 1
 

@@ -9,10 +9,9 @@ from typing import Any
 from sqlalchemy import Connection, Row, Table
 
 from inbox_outbox_base.databases import relaying_statements
+from outbox._operating import statements
 from outbox._publishing.buckets import gaps, generations
 from outbox.schema import OutboxTables
-
-from . import statements
 
 _NO_LIMIT = 2**31 - 1
 
