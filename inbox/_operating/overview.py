@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import CompoundSelect, Connection, Engine, Table, select
+from sqlalchemy import ColumnElement, CompoundSelect, Connection, Engine, Table, select
 
 from inbox._status_mode.stores import Status
 from inbox_outbox_base.checks.missing import is_there, missing_table
@@ -81,7 +81,7 @@ class InboxOverview:
 
     database: DatabaseOverview
     consumers: tuple[ConsumerOverview, ...]
-    """By name."""
+    """By name, 100 at most: of more, those with dead or halted messages first, and then the first by name."""
     has_more_consumers: bool
     """Whether consumers were left out, because there are very many."""
 
@@ -120,8 +120,10 @@ def _overview(connection: Connection, tables: Tables) -> InboxOverview:
     looker = looking(connection.dialect.name)
     looker.prepare(connection)
     database = looker.look(connection, [*found, tables.consumer])
-    names = {name for each in (*found, tables.consumer) for name in _names(connection, each)}
-    shown = sorted(names, key=str.encode)[:_CONSUMERS]
+    stopped = set(_stopped(connection, tables.status)) if tables.status in found else set()
+    names = {name for each in (*found, tables.consumer) for name in _names(connection, each)} | stopped
+    chosen = sorted(names, key=lambda name: (name not in stopped, name.encode()))[:_CONSUMERS]
+    shown = sorted(chosen, key=str.encode)
     answers = {name: _Answers() for name in shown}
     most = max(_LEAST_TAKEN, _TAKEN // max(1, len(shown)))
     times = {"since": database.now - TAKEN_WINDOW, "now": database.now}
@@ -143,15 +145,21 @@ def _overview(connection: Connection, tables: Tables) -> InboxOverview:
     return InboxOverview(database, tuple(consumers), len(names) > _CONSUMERS)
 
 
-def _names(connection: Connection, table: Table) -> Iterator[str]:
+def _names(connection: Connection, table: Table, *where: ColumnElement[bool]) -> Iterator[str]:
     """The first consumers in a table, each by a jump in the index. As one recursive statement, MariaDB would
     read the whole index for each."""
-    following, name = taking_statements.next_consumer(table), ""
+    following, name = taking_statements.next_consumer(table).where(*where), ""
     for _ in range(_CONSUMERS + 1):
         name = connection.execute(following, {"consumer_": name}).scalar_one()
         if name is None:
             return
         yield name
+
+
+def _stopped(connection: Connection, table: Table) -> Iterator[str]:
+    """The first consumers with messages that wait for somebody."""
+    for status in (Status.DEAD, Status.HALTED):
+        yield from _names(connection, table, table.c.status == status)
 
 
 def _purges(connection: Connection, table: Table) -> dict[str, PurgeOverview]:

@@ -1,7 +1,7 @@
 """One purge: what it deletes, batch after batch."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -85,12 +85,16 @@ class PurgeRun:
         self.override = override
         self.there: set[Table] = set()
         """The tables that exist: an application may have made those of some features only."""
+        self.known: Collection[str] = ()
+        """The consumers with a policy that this purge is about."""
         self.rows = self.batches = 0
         self.began = time.monotonic()
         self.record = PurgeRecord(tables.purge, self.transact)
 
     def ended(self, *, finished: bool) -> Purged:
-        """Record the end."""
+        """Record the end; also for consumers of which there was nothing to delete."""
+        for consumer in self.known if finished else ():
+            self.record.begin(consumer)
         self.record.end(finished=finished)
         return self.state(finished=finished)
 
@@ -157,7 +161,9 @@ class PurgeRun:
                 connection.execute(taking_statements.withdraw(self.tables), row)
             return look(connection, self.tables, consumer)
 
-        return self.transact(self.tables.consumer, read)
+        found = self.transact(self.tables.consumer, read)
+        self.known = found.keys()
+        return found
 
     def look_again(self, consumer: str) -> None:
         """Keys may have to be kept for longer than when the purge began, perhaps hours ago. It is a

@@ -121,9 +121,10 @@ def _of_purges(found: InboxOverview, limits: HealthLimits) -> Iterator[Problem]:
         worst = duration(timedelta(seconds=max(each.overdue for each in late)))
         names = _names(each.consumer for each in late)
         ends = [each.last_purge.begun_at for each in late if each.last_purge is not None]
-        last = f"since {min(ends):%Y-%m-%d %H:%M} UTC" if len(ends) == len(late) else "ever, of some"
-        text = f"keys are up to {worst} past their retention, and no purge has run {last}{names}"
-        yield Problem(OVERDUE, text)
+        last = f"the last purge was at {min(ends):%Y-%m-%d %H:%M} UTC" if ends else "no purge has run"
+        if 0 < len(ends) < len(late):
+            last += ", and of some there was none"
+        yield Problem(OVERDUE, f"keys are up to {worst} past their retention; {last}{names}")
 
 
 def _messages(count: Count) -> str:

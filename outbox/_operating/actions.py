@@ -230,9 +230,13 @@ def drop(
         if dry_run:
             return state
         if is_aside:
-            is_dead = state is MessageState.DEAD
-            gone = statements.drop_letter(all_tables) if is_dead else statements.drop_delayed(all_tables)
-            place = {"id_": message_id} if is_dead else {"id_": message_id, "sequence_": found.sequence}
+            if state is MessageState.DEAD:
+                found = lock_letter(connection, all_tables, message_id)
+                gone = statements.forget_dead(all_tables)
+                place: dict[str, Any] = {"these": [message_id]}
+            else:
+                gone = statements.drop_delayed(all_tables)
+                place = {"id_": message_id, "sequence_": found.sequence}
             if connection.execute(gone, place).rowcount != 1:
                 raise changed(message_id)
         else:

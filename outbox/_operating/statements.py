@@ -181,12 +181,6 @@ def drop(tables: OutboxTables) -> Delete:
 
 
 @cache
-def drop_letter(tables: OutboxTables) -> Delete:
-    """Delete a dead letter."""
-    return delete(tables.dead).where(tables.dead.c.id == bindparam("id_"))
-
-
-@cache
 def drop_delayed(tables: OutboxTables) -> Delete:
     """Delete a delayed message, and none that was published later with its id."""
     c = tables.delayed.c

@@ -86,12 +86,15 @@ def test_the_last_purge(engine: Engine, caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_a_consumer_without_keys(engine: Engine) -> None:
-    """A consumer of which only the policy is stored is not overdue."""
+    """A consumer of which only the policy is stored is not overdue, and its purges are recorded."""
     take(engine, "a")
     with engine.begin() as connection:
         connection.execute(delete(TABLES.message))
+    inbox.purge(engine)
     (found,) = inbox.overview(engine).consumers
     assert (found.consumer, found.taken, found.oldest, found.overdue) == ("billing", Count(0), None, 0.0)
+    assert found.last_purge is not None
+    assert found.last_purge.finished
 
 
 def test_a_consumer_of_status_table_mode(engine: Engine) -> None:
@@ -139,13 +142,24 @@ def fail() -> None:
 
 @on("sqlite")
 def test_more_consumers_than_are_shown(engine: Engine) -> None:
-    """The first hundred are shown, and it is said that there are more."""
+    """The first hundred are shown, those with a message that waits for somebody before others, and it is said
+    that there are more."""
     for number in range(101):
         take(engine, "a", consumer=f"consumer-{number:03}")
+    names = [f"consumer-{number:03}" for number in range(100)]
     found = inbox.overview(engine)
-    assert [each.consumer for each in found.consumers] == [f"consumer-{number:03}" for number in range(100)]
+    assert [each.consumer for each in found.consumers] == names
     assert {each.taken for each in found.consumers} == {Count(1)}
     assert found.has_more_consumers
+
+    with (
+        pytest.raises(ValueError, match="bad"),
+        StatusInbox("zz", store=SqlStore(engine), max_attempts=1).claim("a"),
+    ):
+        raise ValueError("bad")
+    found = inbox.overview(engine)
+    assert [each.consumer for each in found.consumers] == [*names[:-1], "zz"]
+    assert found.consumers[-1].dead == Count(1)
 
 
 @pytest.mark.parametrize("feature", ["inbox", "status", "ledger"])
