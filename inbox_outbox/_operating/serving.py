@@ -61,6 +61,8 @@ def web(
         raise InvalidOption(f"--host={host!r}: other machines reach it: add --user-header, --trusted-proxy")
     if is_open and not trusted_proxy:
         raise InvalidOption("--user-header: on an open address anybody can send it; add --trusted-proxy")
+    if is_open and not hostname:
+        raise InvalidOption("--hostname: expected the name under which browsers ask for the page")
     if trusted_proxy and user_header is None:
         raise InvalidOption("--trusted-proxy: expected with --user-header")
     if user == "":

@@ -40,6 +40,9 @@ _PAGES: dict[str, Callable[[Asked], Page]] = {
     "/message": _message_page.message,
 }
 
+_UNBUFFERED = {"X-Accel-Buffering": "no"}
+"""Tells nginx to pass events on as they come."""
+
 
 def app(
     engine: Engine | Mapping[str, Engine],
@@ -61,11 +64,11 @@ def app(
         engine: the Engine of the database, or a mapping of names to Engines.
         user: a function of the request, synchronous or not, that returns the name of the user who asks, 1 to
             255 bytes of UTF-8, or None: then the answer is 403. Whoever has a name may look: topics, keys,
-            headers' names, errors and results' sizes are shown.
+            ids, errors and sizes are shown.
         allow: a function of the user's name that returns which of `ACTIONS` are allowed; by default none.
         stores: further stores of status-table mode, on Redis; with a mapping of engines, a mapping too.
-        show: a function of the user's name, the consumer or topic, and a payload or result, that returns the
-            text to show, or None. Without it, and without the action "show", only sizes are shown.
+        show: a function of the user's name, a consumer, and a payload or result of status-table mode, that
+            returns the text to show, or None. Without it, or the action "show", only sizes are shown.
         hosts: the names under which browsers may ask for the page, without ports; others are answered with
             400. None: localhost, 127.0.0.1 and ::1.
         schema: the PostgreSQL schema of the tables.
@@ -96,7 +99,7 @@ def _routes(site: Site) -> list[BaseRoute]:
     pages = [Route(path, page(site, answer)) for path, answer in _PAGES.items()]
 
     async def live(_: Request) -> Response:
-        return StreamingResponse(site.pulse.events(), media_type="text/event-stream")
+        return StreamingResponse(site.pulse.events(), media_type="text/event-stream", headers=_UNBUFFERED)
 
     deciding = Route("/decide", decide(site), methods=["POST"])
     return [*pages, deciding, Route("/live", live), _static()]

@@ -11,6 +11,7 @@ from typing import Any
 import inbox
 import outbox
 from inbox import Count, Listing, Record, Status
+from inbox_outbox_base.words.deciding import Place as SeenPlace
 from inbox_outbox_base.words.deciding import packed, unpacked
 from outbox import MessageState, StoredMessage
 
@@ -36,8 +37,14 @@ class StoppedMessage:
     key: str | None
     error: str
     since: datetime
-    seen: str
-    """Names it, as it is, for a decision."""
+    kind: str
+    seen_place: SeenPlace
+    """Where it is, and how it was, for a decision."""
+
+    @property
+    def seen(self) -> str:
+        """Names it, as it is."""
+        return packed(self.kind, [self.seen_place])
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +73,11 @@ class CauseGroup:
     def count(self) -> Count:
         """How many there are."""
         return Count(len(self.messages), "exact" if self.is_all else "at least")
+
+    @property
+    def seen(self) -> str:
+        """Names all of them, as they are."""
+        return packed(self.messages[0].kind, [each.seen_place for each in self.messages])
 
     @property
     def mark(self) -> str:
@@ -161,13 +173,16 @@ def _is_none(count: Count) -> bool:
 
 def _grouped(place: Place, found: Found, most: int) -> list[CauseGroup]:
     by_cause: dict[tuple[str, str], list[StoppedMessage]] = {}
+    if not found:
+        return []
     every: list[StoredMessage | Record] = [*found]
-    for each, seen in zip(every, each_seen(found), strict=True):
+    kind, places = unpacked(found.seen)
+    for each, seen in zip(every, places, strict=True):
         if isinstance(each, Record):
             of, name, since = each.consumer, each.key, each.updated_at
         else:
             of, name, since = each.topic, each.id, each.dead_at or each.created_at
-        message = StoppedMessage(name, each.key, each.error or "", since, seen)
+        message = StoppedMessage(name, each.key, each.error or "", since, kind, seen)
         by_cause.setdefault((of, cause_of(each.error)), []).append(message)
     return [
         CauseGroup(replace(place, of=of), cause, tuple(messages), len(found) < most)

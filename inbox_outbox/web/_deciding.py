@@ -15,6 +15,7 @@ import inbox
 import outbox
 from inbox import BulkResult
 from inbox.errors import InvalidOption, MessageNotFound, WrongStatus
+from inbox_outbox_base.databases.relaying import ALL_TOPICS
 from inbox_outbox_base.errors import secrets
 from inbox_outbox_base.words.deciding import unpacked
 
@@ -186,7 +187,8 @@ def _json(text: str) -> Any:
 def _back(form: DecisionForm) -> str:
     """The page that had the form, from its own list."""
     if form.action in ("pause", "resume"):
-        return f"topic?{urlencode({'name': form.one('of')})}"
+        of = form.one("of")
+        return "topics?all=1" if of == ALL_TOPICS else f"topic?{urlencode({'name': of})}"
     if asked := form.one("q"):
         return f"message?{urlencode({'q': asked})}"
     names = ("half", "state", "of", "store", "cause")

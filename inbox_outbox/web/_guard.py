@@ -40,7 +40,7 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or refuse it."""
-        if scope["type"] == "lifespan":
+        if scope["type"] != "http":  # there is no WebSocket behind it
             await self._inner(scope, receive, send)
             return
         request = Request(scope, receive)
@@ -74,8 +74,8 @@ def _is_own(request: Request, host: str) -> bool:
     site = request.headers.get("sec-fetch-site")
     if site is not None:
         return site == "same-origin"
-    origin = request.headers.get("origin")
-    return origin is not None and urlsplit(origin).netloc.lower() == host.lower()
+    _, is_address, origin = request.headers.get("origin", "").partition("://")
+    return bool(is_address) and origin.lower() == host.lower()
 
 
 def _with_headers(send: Send) -> Send:

@@ -32,7 +32,7 @@ def overview(asked: Asked) -> Page:
 
 def topics(asked: Asked) -> Page:
     """All topics that have something to show."""
-    return Page("topics.html", "Topics", "topics", {"outbox": asked.halves.outbox})
+    return Page("topics.html", "Topics", "topics", {"outbox": asked.halves.outbox, **_paused_now(asked)})
 
 
 def topic(asked: Asked) -> Page:
@@ -52,10 +52,15 @@ def topic(asked: Asked) -> Page:
         "dead": dead,
         "pauses": [each for each in pauses.value if each.topic in (name, "*")],
         "most": _MESSAGES,
-        "did": asked.query.get("did") if asked.query.get("did") in ("pause", "resume") else None,
-        "done": asked.query.get("done") == "1",
+        **_paused_now(asked),
     }
     return Page("topic.html", name, "topics", values)
+
+
+def _paused_now(asked: Asked) -> dict[str, object]:
+    """What a decision about a pause, from which the page was opened, has done."""
+    did = asked.query.get("did")
+    return {"did": did if did in ("pause", "resume") else None, "done": asked.query.get("done") == "1"}
 
 
 def _dead(asked: Asked, name: str, found: TopicOverview | None) -> list[StoredMessage]:

@@ -1,5 +1,6 @@
 """How a page is asked for and answered."""
 
+import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -19,6 +20,8 @@ from ._pulse import EXPECTED, Glance
 from ._sites import Site
 
 T = TypeVar("T")
+_PATIENCE = 15.0
+"""Seconds that a page may take: some parts of it are read one after the other."""
 _MENU = (
     ("", "Overview"),
     ("topics", "Topics"),
@@ -95,7 +98,13 @@ def page(site: Site, answer: Callable[[Asked], Page]) -> Callable[[Request], Any
     async def endpoint(request: Request) -> Response:
         glance = await site.pulse.latest()
         asked = Asked(site, request.scope[VISITOR], glance, request.query_params, base_of(request))
-        return await run_in_threadpool(_answered, asked, answer if glance.error is None else _is_away)
+        if glance.error is not None:
+            return drawn(asked, _is_away(glance.error))
+        reading = asyncio.ensure_future(run_in_threadpool(_answered, asked, answer))
+        await asyncio.wait({reading}, timeout=_PATIENCE)
+        if reading.done():
+            return reading.result()
+        return drawn(asked, _is_away(f"this page has had no answer for {_PATIENCE:.0f} s"))
 
     return endpoint
 
@@ -131,11 +140,11 @@ def drawn(asked: Asked, found: Page) -> Response:
         mark=asked.glance.mark,
         database=databases[0] if databases else None,
     )
-    return HTMLResponse(html, found.status)
+    return HTMLResponse(html.encode(errors="replace"), found.status)  # a key may have lone surrogates
 
 
-def _is_away(asked: Asked) -> Page:
-    return _error("The database does not answer", asked.glance.error or "")
+def _is_away(why: str) -> Page:
+    return _error("The database does not answer", why)
 
 
 def _error(what: str, why: str) -> Page:

@@ -2,9 +2,11 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from sqlalchemy import Connection, Engine, event
+from sqlalchemy.exc import DBAPIError
 
 from inbox import SqlStore, Store
 from inbox.errors import InvalidOption
@@ -14,7 +16,7 @@ from inbox_outbox_base.databases.taking import LEVEL
 
 from ._pulse import Pulse
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_NAME = re.compile(r"(?!static$)[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SECONDS = 2.0
 """How long a statement of a page may take."""
 
@@ -62,9 +64,11 @@ def sites_of(engine: Any, stores: Any, schema: str | None, show: Show | None) ->
         if [*stores]:
             raise InvalidOption("stores: expected a mapping with names of `engine`, because that is one")
         stores = {}
-    for name in (*engine, *stores):
-        if not isinstance(name, str) or not _NAME.fullmatch(name) or name not in engine:
-            expected = "1 to 64 letters, digits, dots, hyphens, underscores; in `stores`, a name of `engine`"
+    if strange := {*stores} - {*engine}:
+        raise InvalidOption(f"stores: {shown(strange.pop())}: expected a name of `engine`")
+    for name in engine:
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            expected = "1 to 64 letters, digits, dots, hyphens, underscores, and not static"
             raise InvalidOption(f"engine: {shown(name)}: expected {expected}")
     return [
         Site(name, _usable(f"engine[{name!r}]", each), _stores(stores.get(name, ())), schema, show)
@@ -98,8 +102,9 @@ def _reading(engine: Engine) -> Engine:
             looker.restrict(connection, _SECONDS)
 
     def end(connection: Connection) -> None:
-        if connection.get_execution_options().get(LEVEL) != "AUTOCOMMIT":
-            looker.unrestrict(connection)
+        if connection.get_execution_options().get(LEVEL) != "AUTOCOMMIT" and not connection.invalidated:
+            with suppress(DBAPIError):  # then the connection is broken, and does not return to the pool
+                looker.unrestrict(connection)
 
     event.listen(own, "begin", begin)
     event.listen(own, "commit", end)

@@ -1,6 +1,6 @@
 """The pages of stopped messages."""
 
-from ._causes import INBOX, INBOX_STATES, MOST, OUTBOX, OUTBOX_STATES, Place, merged, stopped, stopped_at
+from ._causes import INBOX, INBOX_STATES, MOST, OUTBOX, OUTBOX_STATES, Place, stopped, stopped_at
 from ._pages import Asked, Page, missing, number_of, outcome_of
 
 _TOGETHER = 50
@@ -47,7 +47,6 @@ def group(asked: Asked) -> Page:
         "place": place,
         "group": found,
         "shown": shown,
-        "every": merged(each.seen for each in found.messages),
         "actions": [each for each in ACTIONS_OF[place.half, place.state] if asked.visitor.may(each)],
         "page": number,
         "pages": pages,

@@ -128,6 +128,8 @@ def _line(
     found = viewed(table, filters).add_columns(table.c.sequence, table.c.error, shown.label("state"))
     if state is not None:
         found = found.where(shown == literal(state.value))
+    if state not in (None, MessageState.PENDING):
+        found = found.where(has_failed(table))  # so that PostgreSQL can use its index of these
     if failed is not None:
         found = found.where(has_failed(table) if failed else not_(has_failed(table)))
     return found.order_by(table.c.sequence)

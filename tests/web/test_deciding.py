@@ -115,8 +115,14 @@ def test_a_topic_is_paused_and_resumed(engine: Engine) -> None:
     done = ann.submit(ann.get("/topic?name=mail").text, "pause", of="mail", why="the printer burns")
     page = ann.get(done.headers["location"])
     assert "It is paused since 0 s ago by ann: the printer burns" in seen(page)
-    ann.submit(page.text, "resume", of="mail")
+    done = ann.submit(page.text, "resume", of="mail")
     assert outbox.pauses(engine) == []
+    assert "It is resumed." in seen(ann.get(done.headers["location"]))
+    done = ann.submit(page.text, "resume", of="mail")
+    assert "It was not paused." in seen(ann.get(done.headers["location"]))
+    done = ann.submit(ann.get("/topics").text, "pause")
+    assert "All topics are paused: no message leaves." in seen(ann.get(done.headers["location"]))
+    assert [each.topic for each in outbox.pauses(engine)] == ["*"]
 
 
 def test_what_is_not_allowed(engine: Engine) -> None:

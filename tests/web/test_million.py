@@ -6,6 +6,7 @@ import re
 import pytest
 from sqlalchemy import Engine
 
+import outbox
 from tests.support.browsing import Visit
 from tests.support.filling import fill_inbox, fill_outbox
 from tests.support.reads import recorded, scans
@@ -29,6 +30,9 @@ def test_no_page_reads_them_all(engine: Engine) -> None:
     fill_outbox(engine, MILLION)
     fill_inbox(engine, MILLION)
     ann = Visit(engine)
+    with recorded(engine) as statements:
+        assert len(outbox.peek(engine, state="unknown")) == 20
+    assert sum(rows for each in statements for _, _, rows, _ in scans(engine, *each)) < 10_000
     groups = re.findall(r'href="(/group[^"]*)"', ann.get("/stopped").text)
     assert "1,000+" in ann.see("/stopped")
     assert groups

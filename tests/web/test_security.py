@@ -128,6 +128,10 @@ def test_mounted_in_another_application(engine: Engine) -> None:
     [
         (["--host", "192.0.2.1"], "other machines reach it: add --user-header, --trusted-proxy"),
         (["--host", "192.0.2.1", "--user-header", "X-User"], "anybody can send it; add --trusted-proxy"),
+        (
+            ["--host", "192.0.2.1", "--user-header", "X", "--trusted-proxy", "10.0.0.7"],
+            "--hostname: expected",
+        ),
         (["--trusted-proxy", "10.0.0.7"], "--trusted-proxy: expected with --user-header"),
         (["--user-header", "X-User", "--trusted-proxy", "proxy"], "'proxy': expected an address"),
         (["--user", ""], "--user: expected the name"),

@@ -21,8 +21,9 @@
   const draw = async () => {
     const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
     const found = new DOMParser().parseFromString(await answer.text(), "text/html");
-    const main = found.querySelector("main");
-    if (!main || inUse()) return;
+    const main = found.querySelector("main[data-mark]");
+    if (!main) throw new Error("another page has answered");
+    if (inUse()) return;
     const active = document.activeElement;
     const focused = document.querySelector("main").contains(active) ? active.getAttribute("href") : null;
     for (const each of document.querySelectorAll("details[open][id]")) {
