@@ -34,8 +34,8 @@ _HEADERS = {
 class Guard:
     """Lets through who has a name, asks by a name of ours, and does not decide on another site's behalf."""
 
-    def __init__(self, inner: ASGIApp, user: User, allow: Allow, hosts: Collection[str]) -> None:
-        self._inner, self._user, self._allow = inner, user, allow
+    def __init__(self, app: ASGIApp, user: User, allow: Allow, hosts: Collection[str]) -> None:
+        self._inner, self._user, self._allow = app, user, allow
         self._hosts = {each.lower() for each in hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -22,7 +22,7 @@ def halt(engine: Engine, key: str) -> None:
         raise TimeoutError("no answer")
 
     payments = StatusInbox("payments", store=SqlStore(engine), keep_payload=True)
-    with pytest.raises(TimeoutError), payments.claim(key, payload=b"<b>42</b>") as claim:
+    with pytest.raises(TimeoutError), payments.claim(key, payload=b"<b>visa</b>") as claim:
         claim.step("charge", charge, on_unknown="halt")
 
 
@@ -63,14 +63,14 @@ def test_payloads_are_hidden(engine: Engine, caplog: pytest.LogCaptureFixture) -
 
     hidden = {"user": "ann", "show": show}, {"user": "bob", "allow": ("show",)}
     for options in hidden:
-        assert "42" not in Visit(engine, **options).get("/message?q=b&payload=1").text
+        assert "visa" not in Visit(engine, **options).get("/message?q=b&payload=1").text
     bob = Visit(engine, user="bob", allow=("show",), show=show)
     page = bob.get("/message?q=b")
-    assert "42" not in page.text
-    assert "9 B" in seen(page)
+    assert "visa" not in page.text
+    assert "11 B" in seen(page)
     with caplog.at_level(logging.INFO, "inbox.web"):
         page = bob.get("/message?q=b&payload=1")
-    assert "&lt;b&gt;42&lt;/b&gt;" in page.text
+    assert "&lt;b&gt;visa&lt;/b&gt;" in page.text
     assert shown == [("bob", "payments")]
     assert "bob looks at the payload of 'b' of consumer 'payments'" in caplog.text
 
