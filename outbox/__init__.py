@@ -47,7 +47,7 @@ from outbox._operating.peek import peek
 from outbox._operating.recording import decisions
 from outbox._operating.stored_message import MessageState, StoredMessage
 from outbox._operating.tracing.pauses import PausedTopic, pauses
-from outbox._operating.tracing.trace import SentRecord, TracedMessage, sent_messages, trace
+from outbox._operating.tracing.trace import SentRecord, TracedMessage, read_payload, sent_messages, trace
 from outbox._publishers.async_router import AsyncRouter
 from outbox._publishers.direct import AsyncDirectDelivery, DirectDelivery
 from outbox._publishers.publisher import AsyncPublisher, Publisher
@@ -113,6 +113,7 @@ __all__ = [
     "pauses",
     "peek",
     "purge_dead",
+    "read_payload",
     "resume",
     "retry",
     "retry_all",

@@ -67,8 +67,8 @@ def app(
             ids, errors and sizes are shown.
         allow: a function of the user's name that returns which of `ACTIONS` are allowed; by default none.
         stores: further stores of status-table mode, on Redis; with a mapping of engines, a mapping too.
-        show: a function of the user's name, a consumer, and a payload or result of status-table mode, that
-            returns the text to show, or None. Without it, or the action "show", only sizes are shown.
+        show: a function of the user's name, the topic or consumer, and a payload or result, that returns the
+            text to show, or None. Without it, or the action "show", only sizes are shown, and no headers.
         hosts: the names under which browsers may ask for the page, without ports; others are answered with
             400. None: localhost, 127.0.0.1 and ::1.
         schema: the PostgreSQL schema of the tables.

@@ -63,6 +63,7 @@ def message(asked: Asked) -> Page:
         "taken": taken,
         "records": records,
         "actions": {each.message.id: _actions(asked, each) for each in line.value},
+        "payloads": {each.message.id: payload for each in line.value if (payload := _payload(asked, each))},
         "can_show": asked.visitor.may("show") and asked.site.show is not None,
         "is_shown": asked.query.get("payload") == "1",
         "further": range(1, len(asked.site.records)),
@@ -101,6 +102,16 @@ def _actions(asked: Asked, each: TracedMessage) -> list[str]:
     return [action for action in possible if asked.visitor.may(action)]
 
 
+def _payload(asked: Asked, each: TracedMessage) -> str | None:
+    """The payload of a message of the outbox, where it is to be shown."""
+    message = each.message
+    if not _may_see(asked):
+        return None
+    site = asked.site
+    payload = outbox.read_payload(site.reading, message.id, key=message.key, schema=site.schema)
+    return _shown(asked, message.topic, f"payload of {message.id!r} of topic", payload)
+
+
 def _taken(asked: Asked, keys: Sequence[str]) -> Iterator[Message]:
     """The keys in the inboxes of the exactly-once path."""
     for consumer in () if asked.halves.inbox is None else asked.halves.inbox.consumers:
@@ -133,17 +144,23 @@ def _listed(asked: Asked, store: int, consumer: str | None, key: str) -> Iterato
             tuple(each for each in actions if asked.visitor.may(each)),
             tuple((name, step["state"]) for name, step in json.loads(record.steps or "{}").items()),
             tuple(reversed(json.loads(record.history or "[]"))),
-            _shown(asked, record, "payload", record.payload),
-            _shown(asked, record, "result", None if record.result is None else record.result.encode()),
+            _shown(asked, record.consumer, f"payload of {record.key!r} of consumer", record.payload),
+            _shown(asked, record.consumer, f"result of {record.key!r} of consumer", _encoded(record.result)),
         )
 
 
-def _shown(asked: Asked, record: Record, what: str, content: bytes | None) -> str | None:
-    show = asked.site.show
-    is_wanted = asked.query.get("payload") == "1" and asked.visitor.may("show")
-    if content is None or show is None or not is_wanted:
+def _encoded(text: str | None) -> bytes | None:
+    return None if text is None else text.encode()
+
+
+def _may_see(asked: Asked) -> bool:
+    return asked.query.get("payload") == "1" and asked.visitor.may("show")
+
+
+def _shown(asked: Asked, of: str, what: str, content: bytes | None) -> str | None:
+    """What `show` makes of it, for somebody who may see it and has asked; the log says who has."""
+    show, user = asked.site.show, asked.visitor.name
+    if content is None or show is None or not _may_see(asked):
         return None
-    _log.info(
-        "%s looks at the %s of %r of consumer %r", asked.visitor.name, what, record.key, record.consumer
-    )
-    return show(asked.visitor.name, record.consumer, content)
+    _log.info("%s looks at the %s %r", user, what, of)
+    return show(user, of, content)

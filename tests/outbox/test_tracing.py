@@ -160,6 +160,11 @@ def test_on_each_database(migrated: Database) -> None:
     assert why(engine, later).startswith("it is not due before")
     assert len(outbox.trace(engine, key="a")) == 3
     assert not outbox.trace(engine, message_id="nobody")
+    (keyless,) = publish(engine, "-1")
+    assert outbox.read_payload(engine, first, key="a") == b"a1"
+    assert outbox.read_payload(engine, later, key="a") == b"a3"
+    assert outbox.read_payload(engine, keyless) == b"-1"
+    assert outbox.read_payload(engine, "nobody") is None
     assert not outbox.sent_messages(engine, message_id="nobody")
 
 

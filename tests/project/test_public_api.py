@@ -177,6 +177,7 @@ def test_the_names_of_the_outbox_are_fixed() -> None:
         "pauses",
         "peek",
         "purge_dead",
+        "read_payload",
         "resume",
         "retry",
         "retry_all",

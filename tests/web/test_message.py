@@ -55,6 +55,7 @@ def test_payloads_are_hidden(engine: Engine, caplog: pytest.LogCaptureFixture) -
     """Only their sizes are shown; to a user who may, on request, what `show` makes of them, and the log says
     who looked."""
     halt(engine, "b")
+    (sent,) = publish(engine, "-visa", topic="mail", headers={"card": "debit"})
     shown: list[tuple[str, str]] = []
 
     def show(user: str, of: str, payload: bytes) -> str:
@@ -63,7 +64,10 @@ def test_payloads_are_hidden(engine: Engine, caplog: pytest.LogCaptureFixture) -
 
     hidden = {"user": "ann", "show": show}, {"user": "bob", "allow": ("show",)}
     for options in hidden:
-        assert "visa" not in Visit(engine, **options).get("/message?q=b&payload=1").text
+        eve = Visit(engine, **options)
+        for sought in ("b", sent):
+            page = eve.get("/message", params={"q": sought, "payload": "1"})
+            assert not [each for each in ("visa", "debit") if each in seen(page)]
     bob = Visit(engine, user="bob", allow=("show",), show=show)
     page = bob.get("/message?q=b")
     assert "visa" not in page.text
@@ -73,6 +77,8 @@ def test_payloads_are_hidden(engine: Engine, caplog: pytest.LogCaptureFixture) -
     assert "&lt;b&gt;visa&lt;/b&gt;" in page.text
     assert shown == [("bob", "payments")]
     assert "bob looks at the payload of 'b' of consumer 'payments'" in caplog.text
+    assert "headers: card debit -visa" in bob.see("/message", q=sent, payload="1")
+    assert shown[1:] == [("bob", "mail")]
 
 
 def test_decisions_about_one_message(engine: Engine) -> None:

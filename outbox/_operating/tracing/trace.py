@@ -6,7 +6,18 @@ from datetime import datetime
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Integer, Row, Select, Table, bindparam, select
+from sqlalchemy import (
+    CompoundSelect,
+    Connection,
+    Engine,
+    Integer,
+    Row,
+    Select,
+    Table,
+    bindparam,
+    select,
+    union_all,
+)
 
 from inbox_outbox_base.checks import outbox_options
 from inbox_outbox_base.checks.options import MOST_ROWS
@@ -17,6 +28,7 @@ from outbox._operating.peek import aside, in_line, viewed
 from outbox._operating.stored_message import MessageState, StoredMessage
 from outbox._operating.transact import transact
 from outbox._operating.writing import find
+from outbox._publishing.buckets import generations
 from outbox.schema import OutboxTables, tables
 
 from .reasons import Reasons
@@ -117,6 +129,38 @@ def sent_messages(
     return transact(engine, all_tables, read, [all_tables.sent])
 
 
+def read_payload(
+    engine: Engine, message_id: str, *, key: str | None = None, schema: str | None = None
+) -> bytes | None:
+    """The payload of a message that has not left, as it was published. Changes nothing.
+
+    It reads the bucket that the message has in each generation, by an index, and the delayed and dead
+    messages by theirs. It does not find a message in a bucket of which relays know nothing.
+
+    Args:
+        engine: the Engine of the outbox's database.
+        message_id: the id that `Outbox.publish` returned.
+        key: the message's key; None if it has none.
+        schema: the PostgreSQL schema of the tables.
+
+    Returns:
+        The bytes; None if there is no such message.
+
+    Raises: the errors of `trace`.
+    """
+    outbox_options.text("message_id", message_id, 255)
+    outbox_options.key(key)
+    all_tables = tables(schema)
+
+    def read(connection: Connection) -> bytes | None:
+        buckets = [each.bucket_of(key or message_id) for each in generations(connection, all_tables)]
+        given = {"id_": message_id, "buckets": buckets}
+        found: bytes | None = connection.execute(_payload(all_tables), given).scalar()
+        return found
+
+    return transact(engine, all_tables, read)
+
+
 def _check_one(message_id: str | None, key: str | None, limit: int) -> None:
     if (message_id is None) == (key is None):
         raise InvalidOption("message_id, key: expected one of the two")
@@ -176,6 +220,18 @@ def _one(table: Table) -> Select[Any]:
         return found.add_columns(*([c.error] if "error" in c else [])).where(c.id == bindparam("id_"))
     found = found.add_columns(c.sequence, c.error, statements.state_of(table).label("state"))
     return found.where(c.bucket == bindparam("bucket_"), c.sequence == bindparam("sequence_"))
+
+
+@cache
+def _payload(tables: OutboxTables) -> CompoundSelect[Any]:
+    """A message's payload, wherever it is: one statement, which sees it in one place."""
+    found = []
+    for table in (tables.message, tables.delayed, tables.dead):
+        one = select(table.c.payload).where(table.c.id == bindparam("id_", type_=table.c.id.type))
+        if table is tables.message:
+            one = one.where(table.c.bucket.in_(bindparam("buckets", expanding=True)))
+        found.append(one)
+    return union_all(*found)
 
 
 @cache
