@@ -13,6 +13,7 @@ import outbox
 from inbox import Inbox, SqlStore, StatusInbox
 from inbox.errors import InvalidOption
 from inbox_outbox import web
+from inbox_outbox.web import _pulse
 from inbox_outbox.web._sites import Site
 from outbox import Refused, Unavailable
 from tests.support.browsing import SCRIPT, Visit, seen
@@ -105,6 +106,17 @@ def test_a_statement_that_takes_too_long(engine: Engine) -> None:
         topic = ann.see("/topic", name="mail")
     assert "Not seen: canceling statement due to statement timeout" in topic
     assert "Dead 1" in topic
+
+
+def test_a_database_that_hangs(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page waits for some seconds, and then says so; it is not asked again meanwhile."""
+    monkeypatch.setattr(_pulse, "_PATIENCE", 0.2)
+    ann = Visit(engine)
+    with engine.begin() as connection:
+        connection.execute(text("LOCK outbox_bucket"))
+        found = ann.get("/")
+    assert found.status_code == 503
+    assert "the database has not answered for 0 s" in seen(found)
 
 
 def test_the_database_is_away(postgres: Database) -> None:
