@@ -22,8 +22,8 @@ OUTBOX_STATES = (MessageState.DEAD, MessageState.HELD)
 INBOX_STATES = (Status.DEAD, Status.HALTED)
 MOST = 1_000
 """The most messages of a state that are read, the oldest."""
-_CONSUMERS = 20
-"""The most consumers of which stopped messages are read together."""
+_LEAST = 20
+"""The messages that are read of each consumer at least."""
 _LONGEST = 160
 _VARYING = re.compile(r"\b[0-9a-fA-F]{8}-[0-9a-fA-F-]{27}\b|\b0x[0-9a-fA-F]+\b|\d+")
 
@@ -151,8 +151,8 @@ def _places(asked: Asked, topic: str | None, consumer: str | None) -> Iterator[t
             for status in INBOX_STATES
             if consumer in (None, each.consumer) and not _is_none(getattr(each, status.value))
         ]
-        for place in its[:_CONSUMERS]:
-            yield place, max(50, MOST // len(its))
+        for place in its:
+            yield place, max(_LEAST, MOST // len(its))
 
 
 Found = Listing[StoredMessage] | Listing[Record]

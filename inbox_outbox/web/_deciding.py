@@ -45,7 +45,7 @@ class DecisionForm:
         return self.fields.get(name, ("",))[0]
 
     def optional(self, name: str) -> str | None:
-        """The same; None if it is empty."""
+        """The same without blanks around it; None if it is empty."""
         return self.one(name).strip() or None
 
     @property
@@ -147,7 +147,7 @@ def _do(asked: Asked, form: DecisionForm) -> tuple[int, int]:
         outcome: Any = form.one("outcome")
         inbox.resolve_step(store, of, form.one("key"), form.one("step"), outcome, result=value, **who)
         return 1, 0
-    what: dict[str, Any] = {"consumer": of, "key": form.optional("key"), "seen": form.seen, **who}
+    what: dict[str, Any] = {"consumer": of, "key": form.one("key") or None, "seen": form.seen, **who}
     if form.action == "release":
         return _counted(inbox.release_all(store, **what))
     if form.action == "retry":
@@ -158,7 +158,7 @@ def _do(asked: Asked, form: DecisionForm) -> tuple[int, int]:
 
 
 def _outbox(site: Site, form: DecisionForm, who: Mapping[str, Any]) -> tuple[int, int]:
-    what: dict[str, Any] = {"topic": form.one("of"), "key": form.optional("key"), "seen": form.seen}
+    what: dict[str, Any] = {"topic": form.one("of"), "key": form.one("key") or None, "seen": form.seen}
     if form.action == "retry":
         return _counted(outbox.retry_all(site.engine, form.one("state"), schema=site.schema, **what, **who))
     if form.action == "drop":

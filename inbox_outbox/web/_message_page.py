@@ -66,6 +66,8 @@ def message(asked: Asked) -> Page:
         "payloads": {each.message.id: payload for each in line.value if (payload := _payload(asked, each))},
         "can_show": asked.visitor.may("show") and asked.site.show is not None,
         "is_shown": asked.query.get("payload") == "1",
+        "has_more": len(keys) > _KEYS
+        or (asked.halves.inbox is not None and asked.halves.inbox.has_more_consumers),
         "further": range(1, len(asked.site.records)),
         "most": _MOST,
         **outcome_of(asked),

@@ -27,6 +27,7 @@ def stopped_page(asked: Asked) -> Page:
         "store": store,
         "further": range(1, len(asked.site.records)),
         "most": MOST,
+        "has_more": asked.halves.inbox is not None and asked.halves.inbox.has_more_consumers,
     }
     return Page("stopped.html", "Stopped", "stopped", values)
 

@@ -84,7 +84,7 @@ def test_payloads_are_hidden(engine: Engine, caplog: pytest.LogCaptureFixture) -
 def test_decisions_about_one_message(engine: Engine) -> None:
     """It is retried, dropped, resolved, discarded or released, as it was shown."""
     die(engine, "a1")
-    halt(engine, "b")
+    halt(engine, " b")  # with a blank
     ann = Visit(engine, allow=("retry", "drop", "resolve", "discard", "release"))
     page = ann.get("/message?q=a").text
     done = ann.submit(page, "retry", why="there is room")
@@ -93,7 +93,8 @@ def test_decisions_about_one_message(engine: Engine) -> None:
     assert "1 had changed since it was shown" in seen(ann.get(done.headers["location"]))
     (decision,) = outbox.decisions(engine)
     assert decision.filter == {"topic": "mail", "key": "a", "seen": 1, "state": "dead"}
-    page = ann.get("/message?q=b").text
+    page = ann.get("/message?q=+b").text
+    assert seen(ann.submit(page, "discard")).startswith("Discard 1 message?")
     done = ann.submit(page, "resolve", outcome="done", result="[1]")
     assert "1 message was resolved." in seen(ann.get(done.headers["location"]))
     (record,) = inbox.list_messages(SqlStore(engine))
@@ -102,6 +103,8 @@ def test_decisions_about_one_message(engine: Engine) -> None:
     refused = ann.submit(page, "resolve", outcome="not_done")
     assert refused.status_code == 409
     assert "this needs halted" in seen(refused)
+    done = ann.submit(ann.get("/message?q=+b").text, "retry")
+    assert "1 message was retried." in seen(ann.get(done.headers["location"]))
 
 
 def test_a_handler_loses_its_message(engine: Engine) -> None:

@@ -92,8 +92,10 @@ def trace(
 
     def read(connection: Connection) -> list[TracedMessage]:
         rows = [*_rows(connection, all_tables, message_id, key, limit)]
-        reasons = Reasons(connection, all_tables) if rows else None
-        return [_traced(row, table, state, reasons) for row, table, state in rows if reasons]
+        if not rows:
+            return []
+        reasons = Reasons(connection, all_tables)
+        return [_traced(row, table, state, reasons) for row, table, state in rows]
 
     return transact(engine, all_tables, read)
 
