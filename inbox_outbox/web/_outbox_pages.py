@@ -51,6 +51,7 @@ def topic(asked: Asked) -> Page:
         "line": line,
         "dead": dead,
         "pauses": [each for each in pauses.value if each.topic in (name, "*")],
+        "all_pauses": pauses,
         "most": _MESSAGES,
         **_paused_now(asked),
     }

@@ -54,7 +54,8 @@ def _is_waiting(table: Table) -> ColumnElement[bool]:
 def pauses(tables: OutboxTables) -> Select[Any]:
     """The paused topics, with who has paused them and why."""
     c = tables.pause.c
-    return select(c.topic, c.paused_at, c.paused_by, c.why).order_by(c.topic)
+    paused_at = readable(c.paused_at).label("paused_at")
+    return select(c.topic, paused_at, c.paused_by, c.why).order_by(c.topic)
 
 
 @cache

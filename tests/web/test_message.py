@@ -3,7 +3,7 @@
 import logging
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 
 import inbox
 import outbox
@@ -13,6 +13,7 @@ from tests.support.browsing import Visit, seen
 from tests.support.database import Database
 from tests.support.outbox_publishers import Recorder, publish, relay
 from tests.web.test_deciding import die
+from tests.web.test_pages import PAGES, fill
 
 
 def halt(engine: Engine, key: str) -> None:
@@ -49,6 +50,23 @@ def test_the_way_of_a_message(migrated: Database) -> None:
     assert "taken" not in ann.see("/message", q="nobody").lower()
     assert "Nothing is known of this key or id" in ann.see("/message", q="nobody")
     assert "Nothing is known" in ann.see("/message", q="x" * 600)
+
+
+def test_invalid_times(engine: Engine) -> None:
+    """Rows whose times somebody has damaged are shown like the others."""
+    fill(engine)
+    with engine.begin() as connection:
+        for change in (
+            "UPDATE outbox_dead SET created_at = '-infinity', dead_at = 'infinity'",
+            "UPDATE outbox_message SET created_at = 'infinity', retry_at = 'infinity'",
+            "UPDATE outbox_pause SET paused_at = 'infinity'",
+        ):
+            connection.execute(text(change))
+    ann = Visit(engine)
+    for path in (*PAGES, "/message?q=a", "/message?q=b", "/message?q=c"):
+        found = ann.get(path)
+        assert found.status_code == 200, path
+        assert "Not seen" not in found.text, path
 
 
 def test_payloads_are_hidden(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:

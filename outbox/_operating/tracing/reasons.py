@@ -9,6 +9,7 @@ from sqlalchemy import Connection, Integer, Row, Select, bindparam, func, litera
 from inbox_outbox_base.databases.registry import relaying
 from inbox_outbox_base.databases.relaying import ALL_TOPICS
 from inbox_outbox_base.databases.taking_statements import clock
+from inbox_outbox_base.tables.times import readable
 from outbox._operating import statements
 from outbox._operating.sending import is_alive, senders
 from outbox._operating.stored_message import MessageState, StoredMessage
@@ -167,8 +168,9 @@ def _count_before(tables: OutboxTables) -> Select[Any]:
 def _first_of_key(tables: OutboxTables) -> Select[Any]:
     """The first message of a key in a bucket whose topic is not paused."""
     c = tables.message.c
-    found = select(c.id, c.topic, c.attempts, c.retry_at, c.bucket, c.sequence)
-    found = found.add_columns(statements.state_of(tables.message).label("state"))
+    retry_at = readable(c.retry_at).label("retry_at")
+    state = statements.state_of(tables.message).label("state")
+    found = select(c.id, c.topic, c.attempts, retry_at, c.bucket, c.sequence, state)
     return (
         found.where(
             statements.above(tables),

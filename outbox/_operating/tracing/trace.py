@@ -23,6 +23,7 @@ from inbox_outbox_base.checks import outbox_options
 from inbox_outbox_base.checks.options import MOST_ROWS
 from inbox_outbox_base.databases.registry import looking
 from inbox_outbox_base.errors.outbox import InvalidOption, MessageNotFound
+from inbox_outbox_base.tables.times import readable
 from outbox._operating import seeing, statements
 from outbox._operating.peek import aside, in_line, viewed
 from outbox._operating.stored_message import MessageState, StoredMessage
@@ -240,6 +241,7 @@ def _payload(tables: OutboxTables) -> CompoundSelect[Any]:
 def _sent(tables: OutboxTables, by: str) -> Select[Any]:
     """The newest records with this id or key."""
     c = tables.sent.c
-    found = select(c.id, c.topic, c.key, c.created_at, c.sent_at, c.keep_until)
+    times = (readable(c[name]).label(name) for name in ("created_at", "sent_at", "keep_until"))
+    found = select(c.id, c.topic, c.key, *times)
     found = found.where(c[by] == bindparam("given", type_=c[by].type))
     return found.order_by(c.sent_at.desc()).limit(bindparam("limit", type_=Integer))
