@@ -26,6 +26,7 @@ from inbox._operating.bulk import discard_all, release_all, retry_all
 from inbox._operating.check import check
 from inbox._operating.overview import ConsumerOverview, InboxOverview, PurgeOverview, overview
 from inbox._operating.purge_service import Purged, PurgeService, purge
+from inbox._operating.refused import RefusedMessage, refused
 from inbox._operating.repair import discard, list_messages, release, resolve_step, retry, show_message
 from inbox._operating.series import series
 from inbox._operating.set_policy import set_policy
@@ -93,6 +94,7 @@ __all__ = [
     "Purged",
     "Record",
     "RedisStore",
+    "RefusedMessage",
     "Retention",
     "Series",
     "SeriesEvents",
@@ -117,6 +119,7 @@ __all__ = [
     "message_key",
     "overview",
     "purge",
+    "refused",
     "release",
     "release_all",
     "resolve_step",

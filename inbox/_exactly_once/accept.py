@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -12,6 +12,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from inbox._listening.counting import takes_message
+from inbox._listening.noting import Records, note_of, refuse
 from inbox._memory import Known, Memory, place_of
 from inbox_outbox_base.checks.keys import Key, digest, encode_key, is_mismatch
 from inbox_outbox_base.checks.missing import raise_clearer
@@ -46,6 +47,8 @@ class Terms:
     """Seconds to wait for a message that is in flight."""
     policy: Declaration
     memory: Memory | None
+    records: Records = "listening"
+    """Which refusals to record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,18 +92,22 @@ def accept(
     *,
     begins: bool = False,
 ) -> tuple[Verdict, Stored | None]:
-    """Take one message in the transaction on this connection; for a duplicate, also return the stored row.
-    `begins` says that the transaction begins with this message. Call this function inside `ours`."""
+    """Take one message in the transaction on this connection; for a duplicate, also return the stored row,
+    and for a mismatch its digest. `begins` says that the transaction begins with this message. Call this
+    function inside `ours`."""
     database = database_to_join(connection)
     memory, policy = terms.memory, terms.policy
     if memory is not None and (known := memory.recall(place_of(connection, attempt.key))) is not None:
         # Remembered rows are committed, so no claim has to be compared.
-        return _judge(attempt, Stored(b"", known.digest, known.result))
+        return _judge(connection, attempt, terms, Stored(b"", known.digest, known.result))
     try:
         if message_time is not None and _is_too_old(database, connection, policy, message_time):
             # A key that is still stored keeps its verdict, however old the message is.
             found = database.find(connection, attempt)
-            return (Verdict.TOO_OLD, None) if found is None else _judge(attempt, found)
+            if found is not None:
+                return _judge(connection, attempt, terms, found)
+            _refuse(connection, attempt, terms, Verdict.TOO_OLD)
+            return Verdict.TOO_OLD, None
         taken = database.take(connection, attempt, terms.wait)
     except DBAPIError as error:
         raise_clearer(connection, attempt.tables.message, error)
@@ -114,7 +121,7 @@ def accept(
         return Verdict.NEW, None
     if memory is not None and taken is not None:
         _learn(memory, connection, attempt, taken, policy, begins=begins)
-    return (Verdict.IN_FLIGHT, None) if taken is None else _judge(attempt, taken)
+    return (Verdict.IN_FLIGHT, None) if taken is None else _judge(connection, attempt, terms, taken)
 
 
 def _learn(
@@ -137,11 +144,20 @@ def _learn(
         memory.remember(place, Known(stored.digest, stored.result), policy.kept(connection))
 
 
-def _judge(attempt: Attempt, stored: Stored) -> tuple[Verdict, Stored | None]:
+def _judge(
+    connection: Connection, attempt: Attempt, terms: Terms, stored: Stored
+) -> tuple[Verdict, Stored | None]:
     """The verdict on a stored key; a message with another payload does not get the stored result."""
     if is_mismatch(attempt.digest, stored.digest):
-        return Verdict.MISMATCH, None
+        _refuse(connection, attempt, terms, Verdict.MISMATCH, stored.digest)
+        return Verdict.MISMATCH, Stored(None, stored.digest, None)
     return Verdict.DUPLICATE, stored
+
+
+def _refuse(
+    connection: Connection, attempt: Attempt, terms: Terms, verdict: Verdict, stored: bytes | None = None
+) -> None:
+    refuse(terms.records, note_of(connection, attempt, verdict, stored))
 
 
 def _give_back(connection: Connection, attempt: Attempt | KeyBatch, keys: Collection[str]) -> None:
@@ -215,7 +231,13 @@ def accept_many(
             _agree(connection, policy, batch, taken)
     if taken:
         takes_message()
-    return list(_verdicts(messages, old, taken, known))
+
+    def refused(key: str, verdict: Verdict, digest: bytes | None, stored: bytes | None = None) -> Verdict:
+        attempt = Attempt(tables, consumer, key, batch.claim, digest)
+        refuse(terms.records, note_of(connection, attempt, verdict, stored))
+        return verdict
+
+    return list(_verdicts(messages, old, taken, known, refused))
 
 
 def _too_old(
@@ -278,15 +300,21 @@ def _take_all(database: Taking, connection: Connection, batch: KeyBatch, deadlin
 
 
 def _verdicts(
-    messages: Messages, old: set[int], taken: set[str], known: dict[str, KeyRow]
+    messages: Messages,
+    old: set[int],
+    taken: set[str],
+    known: dict[str, KeyRow],
+    refused: Callable[..., Verdict],
 ) -> Iterator[Verdict]:
     stored = {key: row.digest for key, row in known.items()}
     for index, key in enumerate(messages.keys):
         digest = None if messages.digests is None else messages.digests[index]
-        if key in stored:
-            yield Verdict.MISMATCH if is_mismatch(digest, stored[key]) else Verdict.DUPLICATE
+        if key in stored and is_mismatch(digest, stored[key]):
+            yield refused(key, Verdict.MISMATCH, digest, stored[key])
+        elif key in stored:
+            yield Verdict.DUPLICATE
         elif index in old:
-            yield Verdict.TOO_OLD
+            yield refused(key, Verdict.TOO_OLD, digest)
         elif key in taken:
             # The same key again in this batch is a duplicate of this message.
             stored[key] = digest

@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import Engine
 
 from inbox._listening.handler_counts import HandlerCounts
+from inbox._listening.noting import RECORDS, Records, note_of, refuse
 from inbox._listening.outcome import Outcome
 from inbox._listening.series_events import SeriesEvents
 from inbox._memory import Memory, place_of
@@ -21,7 +22,15 @@ from inbox_outbox_base.errors.blame import is_worth_another_try
 from inbox_outbox_base.errors.groups import find
 from inbox_outbox_base.errors.inbox import InvalidOption, NotTaken
 from inbox_outbox_base.errors.not_taken import OnRefusal, raise_refusal
-from inbox_outbox_base.monitoring.events import OF_VERDICT, Event, EventKind, Hook, Hooks, describe
+from inbox_outbox_base.monitoring.events import (
+    OF_VERDICT,
+    Event,
+    EventKind,
+    Hook,
+    Hooks,
+    describe,
+    digests_of,
+)
 from inbox_outbox_base.tables.inbox import tables
 from inbox_outbox_base.transactions.durability import engine_behind
 from inbox_outbox_base.transactions.policy import Declaration
@@ -51,6 +60,7 @@ class Consumer:
         on_refusal: OnRefusal = "raise",
         on_event: Hook | Iterable[Hook] | None = None,
         remember: int = 0,
+        record_refusals: Records = "listening",
     ) -> None:
         if self._is_async:
             check_greenlet()
@@ -64,7 +74,9 @@ class Consumer:
         self.tables = tables(schema)
         self._policy = Declaration(self.tables, consumer, "exactly-once", retention)
         self._memory = Memory(remember) if remember else None
-        self._terms = Terms(self.wait, self._policy, self._memory)
+        options.one_of("record_refusals", record_refusals, RECORDS)
+        self.record_refusals: Records = record_refusals
+        self._terms = Terms(self.wait, self._policy, self._memory, record_refusals)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.consumer!r})"
@@ -104,9 +116,14 @@ class Consumer:
         known = self._memory.recall(place_of(engine, stored_key))
         if known is None:
             return None
-        outcome = known.outcome(digest(payload))
+        its_digest = digest(payload)
+        outcome = known.outcome(its_digest)
+        if outcome.verdict is Verdict.MISMATCH:
+            attempt = self._attempt(key, payload)
+            refuse(self.record_refusals, note_of(engine, attempt, outcome.verdict, known.digest))
         if self.hooks:
-            self.hooks(Event(kind=OF_VERDICT[outcome.verdict], consumer=self.consumer, key=stored_key))
+            kind, digests = OF_VERDICT[outcome.verdict], digests_of(outcome.verdict, its_digest, known.digest)
+            self.hooks(Event(kind=kind, consumer=self.consumer, key=stored_key, **digests))
         if self.on_refusal == "raise":
             raise_refusal(outcome.verdict, self.consumer, stored_key)
         return outcome

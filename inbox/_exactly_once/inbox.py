@@ -58,6 +58,9 @@ class Inbox(Consumer, Listens[Listener]):
             your own transaction and send no events.
         remember: how many committed messages this object remembers, with their results: it answers their
             duplicates without asking the database. `accept_many` always asks the database.
+        record_refusals: which `MISMATCH` and `TOO_OLD` answers `inbox.refused` lists afterwards: "listening",
+            those about messages that a listener or a consumer handles, together with the messages that it
+            gives up; "always", those of every method, whatever becomes of your transaction; or "never".
 
     Raises:
         InvalidOption: an argument cannot be used.

@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.orm import Session, SessionTransaction
 
+from inbox._listening.noting import fail, note_of
 from inbox._memory import Known, Memory, place_of
 from inbox_outbox_base.calls.retry import retry
 from inbox_outbox_base.checks.results import encode_result
@@ -24,7 +25,7 @@ from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.blame import AFTER_BODY, COMMIT, OWN
 from inbox_outbox_base.errors.groups import find
 from inbox_outbox_base.errors.inbox import CommitLost, TransactionAborted, TransactionEnded, TransientError
-from inbox_outbox_base.monitoring.events import OF_VERDICT, Event, EventKind, Hooks
+from inbox_outbox_base.monitoring.events import OF_VERDICT, Event, EventKind, Hooks, digests_of
 from inbox_outbox_base.transactions import ending, failed_commit, forked, interrupted
 from inbox_outbox_base.transactions.connect import begin, drop_read_only, on_connection
 from inbox_outbox_base.transactions.joining import LOST, lost_before, roll_back
@@ -70,6 +71,7 @@ class Transaction:
         self.verdict: Verdict = Verdict.IN_FLIGHT
         self.result: Any = None
         self.is_over = False
+        self._stored_digest: bytes | None = None
         self._begun = time.monotonic()
         self._events: list[EventKind] = []
 
@@ -129,7 +131,7 @@ class Transaction:
         self._later = ending.watch_later(handle, self.connection, self._transaction)
         self._is_watched = True
         if stored is not None:
-            self.found = stored.claim
+            self.found, self._stored_digest = stored.claim, stored.digest
             self.result = stored.result and json.loads(stored.result)
 
     def _connection(self, handle: Connection | Session) -> Connection:
@@ -207,6 +209,8 @@ class Transaction:
             self.leave()
             forked.abandon(handle)
             return
+        if self.verdict is Verdict.NEW:
+            fail(self._terms.records, note_of(self.connection, self._attempt, Verdict.DEAD))
         lost = lost_before(getattr(self, "connection", None), error)
         end = self._end_after(error)
         self.leave()
@@ -261,8 +265,10 @@ class Transaction:
     def tell(self, hooks: Hooks) -> None:
         """Tell monitoring what happened, once the transaction is over and its connection returned."""
         seconds = time.monotonic() - self._begun
+        consumer = self._attempt.consumer
+        digests = digests_of(self.verdict, self._attempt.digest, self._stored_digest)
         for kind in self._events:
-            hooks(Event(kind=kind, consumer=self._attempt.consumer, key=self.key, seconds=seconds))
+            hooks(Event(kind=kind, consumer=consumer, key=self.key, seconds=seconds, **digests))
 
     def _check_same(self) -> None:
         if self._handle.get_transaction() is not self._transaction:

@@ -20,10 +20,13 @@ import threading
 from collections import deque
 from collections.abc import Iterable
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import NamedTuple
 
+from inbox._refusing.refusal import RefusalNote
 from inbox_outbox_base.errors.groups import leaves
 from inbox_outbox_base.errors.inbox import GiveUp, InvalidOption, InvalidResult, NotTaken, TransactionEnded
+from inbox_outbox_base.monitoring.events import stored
 from inbox_outbox_base.words.incoming import Verdict
 
 _LOSES_LEAST = (
@@ -53,7 +56,7 @@ class Recorded(NamedTuple):
 
 
 class Recordings:
-    """What inboxes have recorded while one message of a listener was handled."""
+    """What inboxes have recorded and refused while one message of a listener was handled."""
 
     def __init__(self) -> None:
         self.is_heard = True
@@ -61,6 +64,9 @@ class Recordings:
         self._lock = threading.Lock()
         self._errors: deque[BaseException] = deque(maxlen=_MOST)
         self._answer: Recorded | None = None
+        self._refused: list[RefusalNote] | None = []
+        self.failed: RefusalNote | None = None
+        """The message, in an inbox that its handler's error has left and that keeps no record of it."""
 
     def begin(self) -> None:
         """Call this in the context in which the message is going to be handled."""
@@ -75,6 +81,25 @@ class Recordings:
         with self._lock:  # threads of the handler may end their claims at the same time
             self._errors.extend(leaves(error))
             self._answer = _together([recorded] if self._answer is None else [self._answer, recorded])
+
+    def refuse(self, note: RefusalNote) -> bool:
+        """Keep what an inbox has refused until the listener decides; False if it has."""
+        with self._lock:
+            if self._refused is None:
+                return False
+            self._refused.append(note)
+            return True
+
+    def give_up(self, error: Exception) -> None:
+        """The listener gives up the message after this error, and no inbox has recorded that."""
+        if self.failed is not None:
+            self.refuse(replace(self.failed, error=stored(error)))
+
+    def take_refused(self) -> list[RefusalNote]:
+        """What was refused; the listener has decided."""
+        with self._lock:
+            refused, self._refused = self._refused or [], None
+            return refused
 
     def answer(self, error: BaseException) -> Recorded | None:
         """The answer of the message's inboxes to the error that its handler has raised, refusals included;
@@ -93,15 +118,20 @@ class Recordings:
 _current: ContextVar[Recordings | None] = ContextVar("inbox_recordings", default=None)
 
 
+def current() -> Recordings | None:
+    """Those of the listener's message that this context handles."""
+    return _current.get()
+
+
 def answering() -> Recordings | None:
     """What a claim that begins now tells its end to; None if it does not answer for a listener's message."""
-    recordings = _current.get()
+    recordings = current()
     return recordings if recordings is not None and recordings.is_heard else None
 
 
 def takes_message() -> None:
     """The exactly-once path has taken a message: claims that begin from now on are for parts of it."""
-    if (recordings := _current.get()) is not None:
+    if (recordings := current()) is not None:
         recordings.is_heard = False
 
 

@@ -16,6 +16,7 @@ from weakref import WeakValueDictionary
 from sqlalchemy import Connection, Engine, StaticPool, Table, event
 from sqlalchemy.exc import MissingGreenlet
 
+from inbox._refusing.recording import flush_here
 from inbox_outbox_base.calls.async_calls import run
 from inbox_outbox_base.counting.series import FOLD_EVERY, SeriesWriter, SeriesWritten
 from inbox_outbox_base.databases.registry import taking
@@ -293,9 +294,10 @@ def flush(handler: object) -> None:
 
 
 async def flush_async(handler: object) -> None:
-    """The same in a task."""
+    """The same in a task, and what asynchronous inboxes of its loop have refused."""
     if isinstance(counts := getattr(handler, "counts", None), HandlerCounts):
         await counts.flush_async()
+    await flush_here()
 
 
 def flush_all() -> None:

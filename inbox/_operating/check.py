@@ -77,6 +77,7 @@ class _InboxProbes:
         if t.message not in there and t.status not in there:
             raise TablesMissing(missing_table(t.message))
         looked = [*self.trials.look(there), *self.trials.look_if_visible(t.decision)]
+        looked += self.trials.look_if_visible(t.refused)
         findings = [*looked, *self.trials.settings(), *self._hidden(there)]
         by_table: dict[Table, dict[str, Callable[[], str | None]]] = {
             t.message: {

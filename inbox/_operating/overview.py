@@ -23,6 +23,7 @@ from inbox_outbox_base.words.overviews import Count, DatabaseOverview
 from . import overview_statements
 
 TAKEN_WINDOW = timedelta(hours=1)
+REFUSED_WINDOW = timedelta(days=1)
 _COUNTED = 1_000
 """The most messages counted in each status, and of loads and rejected rows."""
 _TAKEN, _LEAST_TAKEN = 20_000, 100
@@ -66,6 +67,12 @@ class ConsumerOverview:
     last_load: datetime | None
     rejected: Count
     """Rows that bulk writers have set aside."""
+    mismatches: Count
+    """Keys that came with another payload within the last day, and were refused: see `refused`."""
+    too_old: Count
+    """Keys whose messages were refused within the last day because they are older than the retention."""
+    given_up: Count
+    """Keys of the exactly-once path whose messages listeners have given up within the last day."""
     oldest: datetime | None
     """When its oldest key was taken, or consumed; None if it has none."""
     overdue: float
@@ -73,6 +80,12 @@ class ConsumerOverview:
     it; 0 if none is."""
     last_purge: PurgeOverview | None
     """None if no purge has been recorded."""
+
+    @property
+    def refused(self) -> Count:
+        """All keys that were refused within the last day."""
+        parts = (self.mismatches, self.too_old, self.given_up)
+        return Count(sum(each.number for each in parts), self.mismatches.precision)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +124,7 @@ def overview(engine: Engine, *, schema: str | None = None) -> InboxOverview:
 def _overview(connection: Connection, tables: Tables) -> InboxOverview:
     found = [
         each
-        for each in (tables.message, tables.status, tables.ledger, tables.rejected)
+        for each in (tables.message, tables.status, tables.ledger, tables.rejected, tables.refused)
         if is_there(connection, each)
     ]
     if not found or not is_there(connection, tables.consumer):
@@ -132,6 +145,11 @@ def _overview(connection: Connection, tables: Tables) -> InboxOverview:
         (tables.status, overview_statements.claimed, {"most": _COUNTED, "now": times["now"]}),
         (tables.ledger, overview_statements.loads, {"most": _COUNTED}),
         (tables.rejected, overview_statements.rejected, {"most": _COUNTED}),
+        (
+            tables.refused,
+            overview_statements.refused,
+            {"most": _COUNTED, "since": database.now - REFUSED_WINDOW},
+        ),
     ]
     for table, statement, more in asked:
         if table in found:
@@ -181,6 +199,10 @@ class _Answers:
     def count(self, what: str, most: int = _COUNTED) -> Count:
         return Count.up_to(self.rows.get(what, 0), most)
 
+    def count_part(self, what: str, whole: str) -> Count:
+        """A part of what was read of a whole."""
+        return Count(self.rows.get(what, 0), self.count(whole).precision)
+
     def oldest(self, *what: str) -> datetime | None:
         return min((self.times[each] for each in what if each in self.times), default=None)
 
@@ -229,6 +251,9 @@ def _consumer(
         loads=found.count("loads"),
         last_load=found.times.get("newest load"),
         rejected=found.count("rejected"),
+        mismatches=found.count_part("mismatch", "refused"),
+        too_old=found.count_part("too_old", "refused"),
+        given_up=found.count_part("given up", "refused"),
         oldest=found.oldest("oldest", "oldest load", f"oldest {Status.CONSUMED}"),
         overdue=max([0.0, *late]),
         last_purge=last_purge,

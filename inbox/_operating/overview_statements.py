@@ -21,6 +21,7 @@ from sqlalchemy.sql.elements import ColumnElement
 
 from inbox._status_mode.stores import Status
 from inbox_outbox_base.tables.inbox import Tables
+from inbox_outbox_base.words.incoming import Verdict
 
 _MOST: Any = bindparam("most", type_=Integer)
 
@@ -80,6 +81,21 @@ def rejected(tables: Tables, consumers: int) -> CompoundSelect[Any]:
     table, time = tables.rejected, tables.rejected.c.rejected_at
     its = [table.c.consumer == bindparam(f"consumer_{number}") for number in range(consumers)]
     return union_all(*(_count(number, "rejected", table, each, time=time) for number, each in enumerate(its)))
+
+
+@cache
+def refused(tables: Tables, consumers: int) -> CompoundSelect[Any]:
+    """Keys that were refused since a time: all, and by verdict."""
+    table, time = tables.refused, tables.refused.c.last_seen
+    whats = {"mismatch": Verdict.MISMATCH, "too_old": Verdict.TOO_OLD, "given up": Verdict.DEAD}
+    parts: list[Select[Any]] = []
+    for number in range(consumers):
+        its = table.c.consumer == bindparam(f"consumer_{number}"), time >= bindparam("since")
+        parts.append(_count(number, "refused", table, *its, time=time))
+        for what, verdict in whats.items():
+            one = case((table.c.verdict == literal(verdict.value, String), 1))
+            parts.append(_count(number, what, table, *its, time=time, of=one))
+    return union_all(*parts)
 
 
 def given(consumers: Sequence[str]) -> dict[str, str]:

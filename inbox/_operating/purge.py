@@ -58,8 +58,8 @@ def purge(
         retention: keep keys for this time (`Retention`, seconds or `timedelta`) instead of the stored one.
         oldest_unconsumed: when the oldest message without an acknowledgement, delivered or not, was created;
             rows older than this time, minus the producer's and the network's margins, are deleted.
-        dead_retention: keep dead and halted messages for this time (seconds or `timedelta`) instead of the
-            stored one.
+        dead_retention: keep dead, halted, refused and rejected messages for this time (seconds or
+            `timedelta`) instead of the stored one; without status-table mode that is 30 days.
         override: allow `retention` and `dead_retention` to be shorter than the stored ones; the consumer's
             duplicates are then taken again. To shorten the stored times, which inboxes use, see `set_policy`.
         dry_run: only count the rows that are old enough, locked ones included; nothing is deleted. It reads

@@ -44,8 +44,8 @@ class Purged:
     """Progress of a purge so far."""
 
     rows: int
-    """Messages deleted, of both modes: rows of `inbox_message` and of `inbox_status`. With `dry_run`: those
-    that are old enough."""
+    """Rows deleted: messages of both modes, rows that bulk writers have set aside, and refusals. With
+    `dry_run`: those that are old enough."""
     batches: int
     """Transactions used."""
     seconds: float
@@ -109,7 +109,8 @@ class PurgeRun:
             TablesMissing: there are none.
         """
         missing: TablesMissing | None = None
-        for table in (self.tables.message, self.tables.status, self.tables.ledger, self.tables.rejected):
+        t = self.tables
+        for table in (t.message, t.status, t.ledger, t.rejected, t.refused):
             try:
                 self.transact(table, partial(self._consumer_after, table, ""))
             except TablesMissing as error:
@@ -135,12 +136,17 @@ class PurgeRun:
             sqlalchemy.exc.DBAPIError: the role has no right to it.
         """
         none = {"consumer_": "", "horizon": _EPOCH, "after": _EPOCH, "batch": 1}
-        aging = {self.tables.message: "accepted_at", self.tables.rejected: "rejected_at"}
-        aging[self.tables.status] = "updated_at"
-        for table in (*self.there, self.tables.consumer):
+        t = self.tables
+        aging = {
+            t.message: "accepted_at",
+            t.rejected: "rejected_at",
+            t.refused: "last_seen",
+            t.status: "updated_at",
+        }
+        for table in (*self.there, t.consumer):
             self.transact(table, partial(_delete_none, table))
         for table in self.there.intersection(aging):
-            oldest = Aging(table, aging[table], Status.CONSUMED if table is self.tables.status else None)
+            oldest = Aging(table, aging[table], Status.CONSUMED if table is t.status else None)
             self.transact(table, partial(self.database.delete_oldest, aging=oldest, parameters=none))
 
     def now(self) -> datetime:
@@ -191,6 +197,8 @@ class PurgeRun:
                 yield each, Aging(status, "updated_at", given_up), kept.dead_since
         for each in self._consumers(self.tables.rejected, consumer):
             yield each, Aging(self.tables.rejected, "rejected_at"), kept.dead_since
+        for each in self._consumers(self.tables.refused, consumer):
+            yield each, Aging(self.tables.refused, "last_seen"), kept.dead_since
 
     def _consumers(self, table: Table, only: str | None) -> Iterator[str]:
         """Every consumer, or only the given one. It jumps through the index instead of reading all of it."""

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 from inbox._listening.handler_counts import HandlerCounts
+from inbox._listening.noting import RECORDS, Records, note_of, refuse
 from inbox._listening.outcome import Outcome
 from inbox._listening.series_events import SeriesEvents
 from inbox._memory import Known, Memory
@@ -17,17 +18,18 @@ from inbox_outbox_base.checks.extras import check_greenlet
 from inbox_outbox_base.checks.keys import Key, digest, encode_key
 from inbox_outbox_base.checks.results import compact_json
 from inbox_outbox_base.checks.retention import Retention
+from inbox_outbox_base.databases.taking import Attempt
 from inbox_outbox_base.errors.blame import OWN
 from inbox_outbox_base.errors.inbox import InvalidKey, InvalidOption, StoreUnreachable
 from inbox_outbox_base.errors.not_taken import OnRefusal, raise_refusal
-from inbox_outbox_base.monitoring.events import OF_VERDICT, Event, Hook, Hooks
+from inbox_outbox_base.monitoring.events import OF_VERDICT, Event, Hook, Hooks, digests_of
 from inbox_outbox_base.transactions.policy import DEAD_RETENTION
 from inbox_outbox_base.words.incoming import Verdict
 
 from .claim_base import ClaimBase
 from .heartbeats import Schedule
 from .hold import Hold
-from .stores import ClaimAnswer, Request, Store
+from .stores import ClaimAnswer, Request, SqlStore, Store
 
 MissingKey = Literal["refuse", "message_id", "run"]
 Unreachable = Literal["raise", "run"]
@@ -60,6 +62,7 @@ class StatusConsumer:
         on_event: Hook | Iterable[Hook] | None = None,
         on_refusal: OnRefusal = "raise",
         remember: int = 0,
+        record_refusals: Records = "listening",
     ) -> None:
         if self._is_async:
             check_greenlet()
@@ -93,6 +96,8 @@ class StatusConsumer:
         self.on_refusal = options.one_of("on_refusal", on_refusal, ("raise", "return"))
         self.remember = options.whole("remember", remember)
         self._memory = Memory(remember) if remember else None
+        options.one_of("record_refusals", record_refusals, RECORDS)
+        self.record_refusals: Records = record_refusals
         self._host = socket.gethostname()
 
     def __repr__(self) -> str:
@@ -118,7 +123,8 @@ class StatusConsumer:
             else self._memory.recall((self.store.history, stored_key))
         )
         if stored_key is not None and known is not None:
-            return stored_key, self._refused(known.outcome(digest(payload)), stored_key)
+            digests = digest(payload), known.digest
+            return stored_key, self._refused(known.outcome(digests[0]), stored_key, digests)
         request = self._request(stored_key or "", payload)
         if stored_key is None:
             return "", self._unprotected(request)
@@ -128,7 +134,7 @@ class StatusConsumer:
         sent = clock.now()
         try:
             if message_time is not None and self._is_too_old(message_time, request.key):
-                return self._refused(Outcome(Verdict.TOO_OLD), request.key)
+                return self._refused(Outcome(Verdict.TOO_OLD), request.key, (request.digest, None))
             with OWN:
                 answer: ClaimAnswer = self._call(lambda: self.store.claim(request))
         except StoreUnreachable:
@@ -137,7 +143,8 @@ class StatusConsumer:
             return self._unprotected(request)
         if answer.verdict is Verdict.NEW:
             return self._hold(self.store, request, answer, sent)
-        return self._refused(self._refusal(answer), request.key, answer)
+        digests = request.digest, answer.record.digest
+        return self._refused(self._refusal(answer), request.key, digests, answer)
 
     def _check_taken(self, claim: ClaimBase) -> None:
         """Raise if the message was taken neither now nor before, unless the caller wants verdicts."""
@@ -216,16 +223,30 @@ class StatusConsumer:
             return Outcome(answer.verdict, None, min(wait, left) if left else wait)
         return Outcome(answer.verdict)
 
-    def _refused(self, refusal: Outcome, key: str, answer: ClaimAnswer | None = None) -> Outcome:
+    def _refused(
+        self,
+        refusal: Outcome,
+        key: str,
+        digests: tuple[bytes | None, bytes | None],
+        answer: ClaimAnswer | None = None,
+    ) -> Outcome:
+        self._note_refusal(refusal.verdict, key, *digests)
         event = Event(
             kind=OF_VERDICT[refusal.verdict],
             consumer=self.consumer,
             key=key,
             attempt=answer.record.attempts_started if answer else 0,
             error=answer.record.error if answer else None,
+            **digests_of(refusal.verdict, *digests),
         )
         self.hooks(event)
         return refusal
+
+    def _note_refusal(self, verdict: Verdict, key: str, digest: bytes | None, stored: bytes | None) -> None:
+        """Record a refusal of which the message's record says nothing, if the store is a database."""
+        if verdict in (Verdict.MISMATCH, Verdict.TOO_OLD) and isinstance(self.store, SqlStore):
+            attempt = Attempt(self.store.tables, self.consumer, key, b"", digest)
+            refuse(self.record_refusals, note_of(self.store.engine, attempt, verdict, stored))
 
     def _is_too_old(self, message_time: datetime, key: str) -> bool:
         """By the store's clock; the store is asked only if the worker's clock is near the limit."""

@@ -54,6 +54,9 @@ class StatusInbox(StatusConsumer, Listens[Listener]):
             before you acknowledge the message.
         remember: how many finished messages this object remembers, with their results: it answers their
             duplicates without asking the store.
+        record_refusals: which `MISMATCH` and `TOO_OLD` answers `inbox.refused` lists afterwards: "listening",
+            those about messages that a listener or a consumer handles; "always"; or "never". With a
+            `RedisStore`, none are recorded. (Dead and halted messages are in the store itself.)
 
     Raises:
         InvalidOption: an argument cannot be used.

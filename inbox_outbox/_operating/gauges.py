@@ -12,6 +12,7 @@ TOPICS = 20
 """The most topics with a gauge of their own: those whose oldest message is the oldest."""
 _OUTBOX_STATES = ("pending", "waiting", "unknown", "held", "delayed", "dead")
 _INBOX_STATES = ("consuming", "failed", "dead", "halted")
+_REFUSED = {"mismatch": "mismatches", "too_old": "too_old", "dead": "given_up"}
 
 Labels = dict[str, str | bool]
 Number = tuple[float, Labels]
@@ -93,6 +94,10 @@ def _statuses(consumer: ConsumerOverview) -> Iterable[Number]:
     return [_counted(getattr(consumer, state), status=state) for state in _INBOX_STATES]
 
 
+def _refused(consumer: ConsumerOverview) -> Iterable[Number]:
+    return [_counted(getattr(consumer, name), verdict=verdict) for verdict, name in _REFUSED.items()]
+
+
 def _databases(found: Halves) -> list[DatabaseOverview]:
     return [each.database for each in (found.inbox, found.outbox) if each is not None]
 
@@ -171,6 +176,7 @@ GAUGES = [
     OverviewGauge(
         "inbox.messages", "{message}", "Messages of status-table mode, by status.", _inbox(_statuses)
     ),
+    OverviewGauge("inbox.refused", "{key}", "Keys that were refused within a day.", _inbox(_refused)),
     OverviewGauge(
         "inbox.leases.over",
         "{message}",

@@ -21,7 +21,12 @@ def health(
         str, typer.Option(help="How long a message may wait to be sent.", metavar="TIME")
     ] = "5m",
     max_stopped: Annotated[
-        int, typer.Option(help="How many messages may be dead, held or halted.", metavar="NUMBER", min=0)
+        int,
+        typer.Option(
+            help="How many messages may be dead, held, halted, or refused as mismatches.",
+            metavar="NUMBER",
+            min=0,
+        ),
     ] = 0,
     max_no_relay: Annotated[str, typer.Option(help="How long there may be no relay.", metavar="TIME")] = "1m",
     max_overdue: Annotated[
@@ -40,8 +45,8 @@ def health(
 
     Exit code 0: no. Else that of the most urgent problem: 10 no relay is running; 14 the broker rejects a
     topic, or messages that cannot be sent keep relays from reading on; 7 a message has waited for
-    too long; 11 messages are dead, held or halted; 12 no purge deletes keys that are past their retention;
-    13 one half could not be seen.
+    too long; 11 messages are dead, held or halted, or were given up or refused as mismatches within a day;
+    12 no purge deletes keys that are past their retention; 13 one half could not be seen.
     """
     limits = HealthLimits(
         age=length("max-age", max_age),

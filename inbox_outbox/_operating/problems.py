@@ -10,6 +10,15 @@ from outbox import Count, OutboxOverview
 
 from .units import duration
 
+_INBOX_STATES = {
+    "dead": "of status-table mode {are} dead",
+    "halted": "of status-table mode {are} halted",
+    "given_up": "of the exactly-once path {were} given up within a day",
+    "mismatches": "of keys that were taken with another payload {were} refused within a day",
+}
+"""What a person has to look at, of each consumer."""
+_REFUSED = ("given_up", "mismatches")
+"""Those of them that `inbox.refused` lists."""
 _NAMED = 3
 """The most topics or consumers in a sentence."""
 
@@ -37,6 +46,8 @@ class Problem:
     code: int
     """The exit code of `inbox-outbox health`."""
     text: str
+    is_refused: bool = False
+    """Whether it is about messages that `inbox.refused` lists."""
 
 
 def problems(
@@ -106,13 +117,14 @@ def _of_stopped(
         if outbox is not None and (count := getattr(outbox, state)).number > limits.stopped:
             topics = (each.topic for each in outbox.topics if getattr(each, state).number)
             yield Problem(STOPPED, f"{_messages(count)} of the outbox {_are(count)} {state}{_names(topics)}")
-    for state in ("dead", "halted"):
+    for state, said in _INBOX_STATES.items():
         its = [] if inbox is None else [each for each in inbox.consumers if getattr(each, state).number]
         if (total := sum(getattr(each, state).number for each in its)) > limits.stopped:
             is_exact = all(getattr(each, state).precision == "exact" for each in its)
             count = Count(total, "exact" if is_exact else "at least")
             names = _names(each.consumer for each in its)
-            yield Problem(STOPPED, f"{_messages(count)} of status-table mode {_are(count)} {state}{names}")
+            text = f"{_messages(count)} {said.format(are=_are(count), were=_were(count))}{names}"
+            yield Problem(STOPPED, text, is_refused=state in _REFUSED)
 
 
 def _of_purges(found: InboxOverview, limits: HealthLimits) -> Iterator[Problem]:
@@ -133,6 +145,10 @@ def _messages(count: Count) -> str:
 
 def _are(count: Count) -> str:
     return "is" if count == Count(1) else "are"
+
+
+def _were(count: Count) -> str:
+    return "was" if count == Count(1) else "were"
 
 
 def _names(names: Iterable[str]) -> str:

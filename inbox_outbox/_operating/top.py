@@ -106,12 +106,14 @@ def _of_inbox(found: InboxOverview, width: int) -> Iterator[Any]:
             str(each.taken),
             *(str(getattr(each, state)) for state in states),
             str(each.rejected),
+            str(each.refused),
             "-" if each.overdue == 0 else duration(timedelta(seconds=each.overdue)),
         )
         for each in found.consumers[:_ROWS]
     ]
     if rows:
-        yield table(("consumer", "taken in 1 h", *states, "rejected", "overdue"), rows, width)
+        headings = ("consumer", "taken in 1 h", *states, "rejected", "refused in 1 d", "overdue")
+        yield table(headings, rows, width)
     if len(found.consumers) > _ROWS or found.has_more_consumers:
         yield Text("there are more consumers: see `inbox-outbox inbox status`")
 

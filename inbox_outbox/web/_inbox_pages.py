@@ -18,14 +18,16 @@ def consumers(asked: Asked) -> Page:
 
 
 def consumer(asked: Asked) -> Page:
-    """One consumer, and its messages of status-table mode that are not done."""
+    """One consumer, its messages of status-table mode that are not done, and those that were refused."""
     name = asked.query.get("name", "")
     inboxes = () if asked.halves.inbox is None else asked.halves.inbox.consumers
     found = next((each for each in inboxes if each.consumer == name), None)
     if found is None:
         return missing(f"The inbox knows no consumer {name!r}, or there are too many to show this one.")
     listed = {status: _listed(asked, found, status) for status in _SHOWN}
-    values = {"consumer": found, "listed": listed, "most": _MESSAGES}
+    reading, schema = asked.site.reading, asked.site.schema
+    refused = read_all(lambda: inbox.refused(reading, consumer=name, limit=_MESSAGES, schema=schema))
+    values = {"consumer": found, "listed": listed, "refused": refused, "most": _MESSAGES}
     return Page("consumer.html", name, "consumers", values)
 
 

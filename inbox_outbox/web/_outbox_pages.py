@@ -19,7 +19,11 @@ _LINKS = {NO_RELAY: "relays", LATE: "topics", STOPPED: "stopped", OVERDUE: "cons
 def overview(asked: Asked) -> Page:
     """What needs somebody, and the numbers."""
     found = asked.halves
-    said = [(each.text, _LINKS.get(each.code)) for each in problems_in(asked.glance)]
+    links = (
+        (each, "consumers" if each.is_refused else _LINKS.get(each.code))
+        for each in problems_in(asked.glance)
+    )
+    said = [(each.text, link) for each, link in links]
     values = {
         "problems": said,
         "inbox": found.inbox,

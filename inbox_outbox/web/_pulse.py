@@ -53,7 +53,9 @@ class Glance:
             relays = [(each.name, each.buckets, each.lease_left < 0) for each in outbox.relays]
             parts += [counts, topics, relays, outbox.paused, outbox.unowned]
         if inbox is not None:
-            parts += [(each.consumer, each.failed, each.dead, each.halted) for each in inbox.consumers]
+            parts += [
+                (each.consumer, each.failed, each.dead, each.halted, each.refused) for each in inbox.consumers
+            ]
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 

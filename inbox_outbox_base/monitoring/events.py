@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from inbox_outbox_base.errors.inbox import InvalidOption
 from inbox_outbox_base.words.incoming import Verdict
@@ -96,6 +97,8 @@ class Event:
         error: what went wrong, as text.
         topic: the topic of outgoing messages.
         message_id: the id of an outgoing message, if the event is about a single one.
+        digest: of a mismatch, the digest of the payload that was delivered, in hexadecimal.
+        stored_digest: the digest of the payload with which the key was taken.
         count: how many messages the event is about. A relay sends an event for each topic and batch, a purge
             for each batch.
     """
@@ -111,6 +114,15 @@ class Event:
     topic: str | None = None
     message_id: str | None = None
     count: int = 1
+    digest: str | None = None
+    stored_digest: str | None = None
+
+
+def digests_of(verdict: Verdict, digest: bytes | None, stored_digest: bytes | None) -> dict[str, Any]:
+    """Both digests, for the event of a mismatch; nothing for that of another verdict."""
+    if verdict is not Verdict.MISMATCH or digest is None or stored_digest is None:
+        return {}
+    return {"digest": digest.hex(), "stored_digest": stored_digest.hex()}
 
 
 Hook = Callable[[Event], object]

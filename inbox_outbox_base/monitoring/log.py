@@ -77,6 +77,8 @@ def _line(event: Event) -> str:
     if event.token:
         parts.append(f"token={event.token}")
         parts.append(f"seconds={event.seconds:.3f}")
+    if event.digest is not None:
+        parts.append(f"digest={event.digest} stored={event.stored_digest}")
     if event.error is not None:
         parts.append(f"error={event.error!r}")
     return " ".join(parts)

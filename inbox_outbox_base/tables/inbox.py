@@ -70,6 +70,7 @@ class Tables:
     consumer: Table
     ledger: Table
     rejected: Table
+    refused: Table
     status: Table
     purge: Table
     outbox: OutboxTables
@@ -114,7 +115,7 @@ def _tables(schema: str | None) -> Tables:
     # By this index a purge finds each consumer's oldest rows. Loads are purged by the ledger.
     Index("inbox_message_accepted_at", c.consumer, c.accepted_at, **where(c.accepted_at.is_not(None)))
     consumer, ledger, rejected = _consumer(metadata), _ledger(metadata), _rejected(metadata)
-    status, purge = _status(metadata), _purge(metadata)
+    refused, status, purge = _refused(metadata), _status(metadata), _purge(metadata)
     outbox, decision = outbox_tables(metadata), decision_table(metadata)
     version = Table(
         VERSION_TABLE,
@@ -124,7 +125,9 @@ def _tables(schema: str | None) -> Tables:
     )
     begin_with(version, f"(version_num) VALUES ('{REVISION}')")
     minute = minute_table(metadata)
-    return Tables(message, consumer, ledger, rejected, status, purge, outbox, decision, minute, version)
+    return Tables(
+        message, consumer, ledger, rejected, refused, status, purge, outbox, decision, minute, version
+    )
 
 
 def _outbox(schema: str | None) -> OutboxTables:
@@ -189,6 +192,34 @@ def _rejected(metadata: MetaData) -> Table:
     _named(rejected, "consumer", "key")
     Index("inbox_rejected_rejected_at", rejected.c.consumer, rejected.c.rejected_at)
     return rejected
+
+
+def _refused(metadata: MetaData) -> Table:
+    """Messages that an inbox has refused, one row for each key. Those that a consumer has too many of are
+    counted together in a row without a key."""
+    refused = Table(
+        "inbox_refused",
+        metadata,
+        Column("consumer", Bytewise(128), nullable=False),
+        Column("key", Bytewise(512), nullable=False),
+        Column("verdict", String(8), nullable=False),
+        Column("digest", binary(16)),
+        Column("stored_digest", binary(16)),
+        Column("error", long_text()),
+        Column("message_id", short_text()),
+        Column("topic", short_text()),
+        Column("place", short_text()),
+        Column("times", BigInteger, nullable=False),
+        Column("first_seen", UtcDateTime, nullable=False, server_default=utcnow()),
+        Column("last_seen", UtcDateTime, nullable=False, server_default=utcnow()),
+        PrimaryKeyConstraint("consumer", "key", name="inbox_refused_pkey"),
+        **options(),
+    )
+    _named(refused, "consumer")
+    for name, rule in REFUSED_RULES.items():
+        refused.append_constraint(CheckConstraint(rule, name=f"inbox_refused_{name}"))
+    Index("inbox_refused_last_seen", refused.c.consumer, refused.c.last_seen)
+    return refused
 
 
 def _named(table: Table, *columns: str) -> None:
@@ -295,10 +326,17 @@ CONSUMER_RULES = {
 }
 """Rules that every consumer's policy obeys, by the constraint's name."""
 
+REFUSED_RULES = {
+    "known": "verdict IN ('mismatch', 'too_old', 'dead')",
+    "counts": "times > 0",
+}
+"""Rules that every refused message obeys, by the constraint's name."""
+
+_SHARED = ("inbox_consumer", "inbox_purge", "inbox_refused", DECISION, MINUTE)
 FEATURES = {
-    "inbox": ("inbox_message", "inbox_consumer", "inbox_purge", DECISION, MINUTE),
-    "status": ("inbox_status", "inbox_consumer", "inbox_purge", DECISION, MINUTE),
-    "ledger": ("inbox_ledger", "inbox_rejected", "inbox_consumer", "inbox_purge", DECISION, MINUTE),
+    "inbox": ("inbox_message", *_SHARED),
+    "status": ("inbox_status", *_SHARED),
+    "ledger": ("inbox_ledger", "inbox_rejected", *_SHARED),
     "outbox": (*OUTBOX, DECISION, MINUTE),
 }
 """The tables of each feature; the first one belongs to no other feature. (The Spark writer needs "inbox" and

@@ -31,6 +31,8 @@ class Delivery:
     """When it was published, if the producer gave a time."""
     raw: Any = None
     """The broker client's own message object."""
+    place: str | None = None
+    """Where the broker has it, for people: a queue, or topic, partition and offset."""
 
 
 def message_key(message: Any) -> str:

@@ -1,9 +1,9 @@
-"""Each consumer's mode, how long its keys are kept, and when it was last purged."""
+"""Each consumer's mode, how long its keys are kept, when it was last purged, and what it has refused."""
 
 import sqlalchemy as sa
 from alembic import op
 
-from inbox_outbox_base.tables.columns import binary, plain_now, plain_text, plain_time
+from inbox_outbox_base.tables.columns import binary, long_text, plain_now, plain_text, plain_time
 from inbox_outbox_base.tables.storing import options
 
 revision = "0005"
@@ -11,18 +11,22 @@ down_revision = "0004"
 branch_labels = None
 depends_on = None
 features = ("inbox", "status", "ledger")
-makes = ("inbox_consumer", "inbox_purge")
+makes = ("inbox_consumer", "inbox_purge", "inbox_refused")
 
 RULES = {
     "mode": "mode IN ('exactly-once', 'status')",
     "retention": "margin >= 0 AND retention >= margin",
     "dead": "(mode = 'status') = (dead_retention IS NOT NULL)",
 }
+REFUSED_RULES = {
+    "known": "verdict IN ('mismatch', 'too_old', 'dead')",
+    "counts": "times > 0",
+}
 
 
 def upgrade() -> None:
     context = op.get_context()
-    now = plain_now(context.dialect.name)
+    schema, now = context.opts["inbox_schema"], plain_now(context.dialect.name)
     op.create_table(
         "inbox_consumer",
         sa.Column("consumer", plain_text(128), nullable=False),
@@ -36,7 +40,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("consumer", "id", name="inbox_consumer_pkey"),
         sa.CheckConstraint(sa.column("consumer") != "", name="inbox_consumer_consumer_not_empty"),
         *(sa.CheckConstraint(rule, name=f"inbox_consumer_{name}") for name, rule in RULES.items()),
-        schema=context.opts["inbox_schema"],
+        schema=schema,
         **options(),
     )
     op.create_table(
@@ -48,9 +52,31 @@ def upgrade() -> None:
         sa.Column("finished", sa.Boolean, nullable=False),
         sa.Column("alive_until", plain_time()),
         sa.PrimaryKeyConstraint("consumer", name="inbox_purge_pkey"),
-        schema=context.opts["inbox_schema"],
+        schema=schema,
         **options(),
     )
+    op.create_table(
+        "inbox_refused",
+        sa.Column("consumer", plain_text(128), nullable=False),
+        sa.Column("key", plain_text(512), nullable=False),
+        sa.Column("verdict", sa.String(8), nullable=False),
+        sa.Column("digest", binary(16)),
+        sa.Column("stored_digest", binary(16)),
+        sa.Column("error", long_text()),
+        sa.Column("message_id", sa.String(255)),
+        sa.Column("topic", sa.String(255)),
+        sa.Column("place", sa.String(255)),
+        sa.Column("times", sa.BigInteger, nullable=False),
+        sa.Column("first_seen", plain_time(), nullable=False, server_default=now),
+        sa.Column("last_seen", plain_time(), nullable=False, server_default=now),
+        sa.PrimaryKeyConstraint("consumer", "key", name="inbox_refused_pkey"),
+        sa.CheckConstraint(sa.column("consumer") != "", name="inbox_refused_consumer_not_empty"),
+        *(sa.CheckConstraint(rule, name=f"inbox_refused_{name}") for name, rule in REFUSED_RULES.items()),
+        schema=schema,
+        **options(),
+    )
+    # For purges, as in 0001.
+    op.create_index("inbox_refused_last_seen", "inbox_refused", ["consumer", "last_seen"], schema=schema)
 
 
 def downgrade() -> None:

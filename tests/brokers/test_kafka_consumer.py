@@ -55,6 +55,7 @@ def test_records_of_others(topics: Topics) -> None:
     with running(consumer(topics.address, topic, taking(seen.append))):
         wait_until(lambda: len(seen) >= 3)
     assert [each.id.rpartition("-")[0] for each in seen] == [f"{topic}-0-{offset}" for offset in range(3)]
+    assert [each.place for each in seen] == [f"{topic} [0] at {offset}" for offset in range(3)]
     assert [each.payload for each in seen] == [b"a", None, b"b"]
     octets = "application/octet-stream"
     assert [each.content_type for each in seen] == [octets, "", octets]

@@ -148,6 +148,7 @@ def test_messages_of_others(queues: Queues) -> None:
         wait_until(lambda: len(seen) == 3)
     first, second, bare = seen
     assert first.headers == {"number": "7", "bytes": "\\xff", "ce_id": "1"}
+    assert first.place == f"queue {queue}"
     assert (first.created_at, first.key, first.attempt) == (None, None, 1)
     assert second.created_at == datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
     assert second.key == "k\\xff"

@@ -51,6 +51,7 @@ def test_messages_of_others() -> None:
     assert (keyed.id, keyed.headers, keyed.attempt) == ("0102FC00", {"colour": "blue"}, 2)
     assert keyed.created_at == datetime(2026, 1, 2, tzinfo=UTC)
     assert (keyed.topic, keyed.payload, keyed.key) == ("orders", b"x", "a")
+    assert keyed.place == "orders [0] at 0"
     assert delivery_of(made_by_others(event, keys=["a"]), 1).id == '["/shop","1"]'
     bare = delivery_of(made_by_others({"outbox-created-at": "yesterday"}, message_group="g"), 1)
     assert (bare.id, bare.key) == ("0102FC00", "g")

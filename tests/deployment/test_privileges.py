@@ -11,6 +11,8 @@ from sqlalchemy.exc import DBAPIError
 import inbox
 import outbox
 from inbox import Count, Inbox, SeriesKind, SqlStore, StatusInbox, Verdict
+from inbox._refusing import writing
+from inbox._refusing.refusal import RefusalNote
 from inbox.errors import GiveUp
 from inbox.schema import metadata, tables
 from inbox_outbox_base.counting.series import SeriesWriter
@@ -37,21 +39,30 @@ REJECTED = {
     "part": 0,
 }
 SPARK = ("Spark", "Spark with rejected rows")
-FEW = 6  # on MariaDB, parts that need more rights are left out to save time: the same code runs
+FEW = 8  # on MariaDB, parts that need more rights are left out to save time: the same code runs
 Part = Callable[[Engine, Database], None]
 
 
 def take(owner: Engine, app: Database) -> None:
-    """Take a message with a result, its duplicate, and a batch."""
+    """Take a message with a result, its duplicate, and a batch; record refusals."""
     engine = app.engine()
     bill = Inbox("billing").handler(engine, key=str)(lambda *_: 7)
     assert (bill("a").verdict, bill("a").result) == (Verdict.NEW, 7)
     with engine.begin() as connection:
         assert Inbox("billing").accept_many(connection, ["a", "b"]) == [Verdict.DUPLICATE, Verdict.NEW]
+    refuse_twice(owner, engine)
+
+
+def refuse_twice(owner: Engine, engine: Engine) -> None:
+    """Record two refusals of a key, as the thread does that writes them."""
+    note = RefusalNote(engine, TABLES.refused, "billing", "a", Verdict.MISMATCH, b"1", b"2")
+    for _ in range(2):
+        writing.write([note])
+    assert [each.times for each in inbox.refused(owner)] == [2]
 
 
 def status_mode(owner: Engine, app: Database) -> None:
-    """Handle a message that fails first, its steps, and its duplicate."""
+    """Handle a message that fails first, its steps, and its duplicate; record refusals."""
     orders = StatusInbox("orders", store=SqlStore(app.engine()))
     with pytest.raises(ZeroDivisionError), orders.claim("a"):
         raise ZeroDivisionError
@@ -61,6 +72,7 @@ def status_mode(owner: Engine, app: Database) -> None:
         claim.result = 7
     with orders.claim("a") as claim:
         assert claim.result == 7
+    refuse_twice(owner, app.engine())
 
 
 def publish(owner: Engine, app: Database) -> None:
@@ -156,6 +168,7 @@ def operators_of_the_inbox(owner: Engine, app: Database) -> None:
     assert inbox.retry_all(store, "failed", seen=inbox.list_messages(store).seen) == 2
     inbox.set_policy(engine, "orders", retention=60)
     inbox.decisions(engine)
+    inbox.refused(engine)
 
 
 def operators_of_the_outbox(owner: Engine, app: Database) -> None:
@@ -198,6 +211,8 @@ def purge(owner: Engine, app: Database) -> None:
         )
         connection.execute(insert(TABLES.ledger), partition | counts | {"consumer": "a"})
         connection.execute(insert(TABLES.rejected), REJECTED | {"rejected_at": OLD})
+        refused = {"consumer": "a", "key": "a", "verdict": "dead", "times": 1, "last_seen": OLD}
+        connection.execute(insert(TABLES.refused), refused)
         for number in range(2):
             policy = {
                 "consumer": "a",
@@ -211,7 +226,7 @@ def purge(owner: Engine, app: Database) -> None:
         pass
     with owner.begin() as connection:
         connection.execute(update(TABLES.status).values(updated_at=OLD))
-    assert inbox.purge(app.engine()).rows == 3
+    assert inbox.purge(app.engine()).rows == 4
 
 
 def spark(owner: Engine, app: Database) -> None:

@@ -172,10 +172,11 @@ def test_both_adapters_understand_the_events(
     inbox = Inbox("billing", on_event=[LogEvents(), telemetry.events])
     for key, given, _ in DELIVERIES[:-1]:
         deliver(inbox, engine, key, **given)
+    digests = "digest=305257bf1b736b6c8ac529f8cb1ef59a stored=1c6616224336f5d2ea1e55c74768eac0"
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
         ("INFO", "'billing' key='a': taken"),
         ("DEBUG", "'billing' key='a': duplicate"),
-        ("WARNING", "'billing' key='a': mismatch"),
+        ("WARNING", f"'billing' key='a': mismatch {digests}"),
         ("WARNING", "'billing' key='old': too old"),
     ]
     assert telemetry.counted() == {"taken": 1, "duplicate": 1, "mismatch": 1, "too_old": 1}

@@ -19,6 +19,7 @@ from inbox import Inbox, Verdict, migration, show
 from inbox._migrating import one_at_a_time
 from inbox.errors import InvalidOption, TransientError, UnsupportedDatabase
 from inbox.schema import REVISION, STATUS_RULES, VERSION_TABLE, metadata, tables
+from inbox_outbox_base.tables.inbox import REFUSED_RULES
 from inbox_outbox_base.tables.outbox import DEAD_RULES, MESSAGE_RULES
 from tests.servers import Server
 from tests.support.application import Application
@@ -317,6 +318,12 @@ HALF_STATES: list[tuple[str, dict[str, object]]] = [
 ]
 
 
+REFUSED_ROW: dict[str, object] = {"consumer": "billing", "key": "", "verdict": "mismatch", "times": 1}
+HALF_REFUSED: list[tuple[str, dict[str, object]]] = [
+    ("known", {"verdict": "new"}),
+    ("counts", {"times": 0}),
+    ("consumer_not_empty", {"consumer": ""}),
+]
 LETTER: dict[str, object] = {"bucket": 0, "id": "a", "topic": "orders", "payload": b"", "content_type": "a"}
 HALF_SENT: list[tuple[str, dict[str, object]]] = [
     ("known", {"state": "sent", "error": "no"}),
@@ -341,6 +348,11 @@ def test_checks_refuse_half_states_of_a_message(migrated: Database) -> None:
     _refused(migrated.engine(), tables().status, STATUS_ROW, HALF_STATES)
 
 
+def test_checks_refuse_half_states_of_a_refused_message(migrated: Database) -> None:
+    """The database rejects impossible states of a refused message; only the key may be empty."""
+    _refused(migrated.engine(), tables().refused, REFUSED_ROW, HALF_REFUSED)
+
+
 def test_checks_refuse_half_states_of_the_outbox(migrated: Database) -> None:
     """The database rejects impossible states of a message that waits for a relay."""
     _refused(migrated.engine(), tables().outbox.message, LETTER, HALF_SENT)
@@ -356,6 +368,7 @@ def test_every_rule_is_broken() -> None:
     assert {*STATUS_RULES} <= {rule for rule, _ in HALF_STATES}
     assert {*MESSAGE_RULES} == {rule for rule, _ in HALF_SENT}
     assert {*DEAD_RULES} == {"known"}
+    assert {*REFUSED_RULES} <= {rule for rule, _ in HALF_REFUSED}
 
 
 def test_numbers_never_come_again(database: Database) -> None:

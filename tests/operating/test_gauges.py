@@ -10,6 +10,7 @@ from sqlalchemy import Engine, event, update
 
 import outbox
 from inbox import Inbox, SqlStore, StatusInbox
+from inbox._refusing import recording
 from inbox.errors import InvalidOption
 from inbox_outbox._operating import gauges
 from inbox_outbox._operating.gauges import GAUGES
@@ -20,6 +21,7 @@ from tests.support.outages import closed
 from tests.support.outbox_publishers import TABLES, Recorder, in_every_state, publish, relay
 from tests.support.program import ROOT
 
+VERDICTS = ("mismatch", "too_old", "dead")
 Points = dict[str, dict[tuple[tuple[str, Any], ...], float]]
 
 
@@ -61,7 +63,9 @@ def test_they_say_what_the_overview_says(migrated: Database) -> None:
     publish(engine, "s1", "z1")
     with engine.begin() as connection:
         connection.execute(update(TABLES.message).where(TABLES.message.c.key == "z").values(bucket=1_000))
-        Inbox("billing").accept(connection, "a")
+        billing = Inbox("billing", record_refusals="always")
+        billing.accept_many(connection, ["a", "a"], [b"1", b"2"])
+    recording.flush()
     outbox.pause(engine, "sms")
     orders = StatusInbox("orders", store=SqlStore(engine), max_attempts=1)
     with pytest.raises(ValueError, match="no"), orders.claim("x"):
@@ -78,6 +82,8 @@ def test_they_say_what_the_overview_says(migrated: Database) -> None:
     assert said["outbox.oldest.age"].keys() == {(), labels(topic="orders")}
     assert said["outbox.oldest.age"][()] == pytest.approx(found.oldest_age, abs=10)
     assert said["inbox.messages"][labels(consumer="orders", status="dead")] == 1
+    refused = {name: said["inbox.refused"][labels(consumer="billing", verdict=name)] for name in VERDICTS}
+    assert refused == {"mismatch": 1, "too_old": 0, "dead": 0}
     assert said["inbox.messages"][labels(consumer="orders", status="failed")] == 0
     assert said["inbox.leases.over"][labels(consumer="orders")] == 0
     assert said["inbox.oldest.overdue"][labels(consumer="billing")] == 0

@@ -130,7 +130,7 @@ def test_a_budget_ends_it(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> No
     assert purge(engine, budget=0).finished is False
     assert left(engine) == keys
     clock = Clock(engine, monkeypatch)
-    stopped = purge(engine, batch=5, budget=30, sleep=clock.sleep)
+    stopped = purge(engine, batch=5, budget=33, sleep=clock.sleep)
     assert not stopped.finished
     assert 0 < stopped.rows == 20 - len(left(engine)) < 20
     assert purge(engine, batch=5, budget=1_000, sleep=clock.sleep).finished
@@ -141,7 +141,7 @@ def test_a_budget_ends_it(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> No
 def test_it_does_not_rest_after_its_budget(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the budget is used up by a batch, the purge stops without a rest."""
     clock = Clock(engine, monkeypatch)
-    for budget in range(27, 36):
+    for budget in range(30, 39):
         fill(engine, [2 * WEEK] * 20)
         clock.rested_at.clear()
         began = clock.now

@@ -42,6 +42,7 @@ def test_every_option_is_explained_with_its_default() -> None:
         "unreachable": f'"{plain.unreachable}"',
         "on_refusal": f'"{plain.on_refusal}"',
         "remember": str(plain.remember),
+        "record_refusals": f'"{plain.record_refusals}"',
     }
 
 

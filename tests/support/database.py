@@ -7,6 +7,7 @@ from sqlalchemy import URL, Engine, create_engine, event
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
+from inbox._refusing import recording
 from inbox.schema import metadata
 from tests.servers import ASYNC_DRIVERS, Server
 
@@ -54,7 +55,8 @@ class Database:
         self.server.drop_database(self.url)
 
     def dispose(self) -> None:
-        """Close the engines' connections."""
+        """Close the engines' connections, once nothing is left to be written on them."""
+        recording.flush()
         for engine in self._engines:
             dispose(engine)
 

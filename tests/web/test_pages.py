@@ -11,10 +11,12 @@ from sqlalchemy import Engine, text
 
 import outbox
 from inbox import Inbox, SqlStore, StatusInbox
+from inbox._refusing import recording
 from inbox.errors import InvalidOption
 from inbox_outbox import web
 from inbox_outbox.web import _pulse
 from inbox_outbox.web._sites import Site
+from inbox_outbox_base.checks.keys import digest
 from outbox import Refused, Unavailable
 from tests.support.browsing import SCRIPT, Visit, seen
 from tests.support.database import Database
@@ -43,7 +45,10 @@ def fill(engine: Engine) -> None:
     publish(engine, "c1", topic=SCRIPT)
     outbox.pause(engine, SCRIPT, by="ann", why="the printer burns")
     with engine.begin() as connection:
-        Inbox("billing").accept(connection, "a")
+        billing = Inbox("billing", record_refusals="always")
+        billing.accept_many(connection, ["a", SCRIPT], [b"1", b"1"])
+        billing.accept(connection, SCRIPT, b"2")
+    recording.flush()
     orders = StatusInbox("orders", store=SqlStore(engine), max_attempts=1)
     with pytest.raises(ValueError, match="no"), orders.claim(SCRIPT):
         raise ValueError(f"no address {SCRIPT}")
@@ -70,6 +75,12 @@ def test_what_the_pages_show(migrated: Database) -> None:
     assert "by ann: the printer burns" in paused
     assert "billing" in ann.see("/consumers")
     assert f"no address {SCRIPT}" in ann.see("/consumer", name="orders")
+    stopped = "1 message of keys that were taken with another payload was refused within a day (billing)."
+    assert stopped in overview
+    billing = ann.see("/consumer", name="billing")
+    assert f"{SCRIPT} mismatch 1" in billing
+    assert "{}, stored {}".format(*(digest(each).hex() for each in (b"2", b"1"))) in billing  # type: ignore[union-attr]
+    assert "Refused messages" not in ann.get("/consumer", params={"name": "orders"}).text
     assert "No relay is running" in ann.see("/relays")
     assert f"ann outbox.pause topic {SCRIPT} 1 the printer burns" in ann.see("/decisions")
     assert ann.get("/consumer", params={"name": "nobody"}).status_code == 404

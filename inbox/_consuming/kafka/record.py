@@ -51,6 +51,7 @@ def delivery_of(record: Message, attempt: int) -> Delivery:
         attempt=attempt,
         created_at=_created_at(own[CREATED_AT] or own[DEAD_CREATED_AT], record),
         raw=record,
+        place=f"{record.topic()} [{record.partition()}] at {record.offset()}",
     )
 
 

@@ -239,7 +239,7 @@ class AsyncRabbitConsumer:
             end.cancel()
 
     async def _take(self, message: DeliveredMessage, settler: Settler) -> None:
-        delivery = delivery_of(message)
+        delivery = delivery_of(message, self.queue)
         try:
             (decision,) = await self.listener.decide([delivery], self._handler)
         except Exception as error:  # noqa: BLE001 - `run` raises it

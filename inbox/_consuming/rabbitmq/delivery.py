@@ -41,8 +41,8 @@ def frame_of(message: DeliveredMessage) -> Basic.Deliver:
     return cast("Basic.Deliver", message.delivery)
 
 
-def delivery_of(message: DeliveredMessage) -> Delivery:
-    """The handler's view of a message. It never raises, whatever the message contains."""
+def delivery_of(message: DeliveredMessage, queue: str | None = None) -> Delivery:
+    """The handler's view of a message of this queue. It never raises, whatever the message contains."""
     properties = message.header.properties
     headers: Mapping[str, Any] = properties.headers or {}
     users, content_type = _users(headers), readable(properties.content_type or "")
@@ -56,6 +56,7 @@ def delivery_of(message: DeliveredMessage) -> Delivery:
         attempt=_attempt(message, headers),
         created_at=_created_at(headers, properties),
         raw=message,
+        place=None if queue is None else f"queue {queue}",
     )
 
 

@@ -49,6 +49,7 @@ def delivery_of(message: Any, attempt: int) -> Delivery:
         attempt=attempt,
         created_at=_created_at(properties.get(CREATED_AT), system.born_timestamp),
         raw=message,
+        place=f"{message.topic.name} [{system.queue_id}] at {system.queue_offset}",
     )
 
 
