@@ -2,22 +2,28 @@
 
     StatusInbox("orders", store=store, on_event=OtelEvents())
 
-Names follow OpenTelemetry's semantic conventions for messaging where these have one; the others begin with
-``inbox.``.
+Names follow version 1.44 of OpenTelemetry's semantic conventions for messaging where these have one; the
+others begin with ``inbox.`` or ``outbox.``.
 """
 
 import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import Token
 from dataclasses import dataclass
 
+from inbox._listening.outcome import Outcome
+from inbox._tally import labels_of, tally_of
 from inbox_outbox_base.checks.extras import brought_by
-from inbox_outbox_base.monitoring.events import Event, EventKind
+from inbox_outbox_base.monitoring.events import Event, EventKind, describe, kind_of
+from inbox_outbox_base.words.incoming import Delivery
+from inbox_outbox_base.words.outgoing import Envelope
+from inbox_outbox_base.words.outgoing import Outcome as SendOutcome
 
 with brought_by("otel"):
-    from opentelemetry import context, metrics, trace
+    from opentelemetry import context, metrics, propagate, trace
     from opentelemetry.context import Context
     from opentelemetry.metrics import Histogram, MeterProvider
-    from opentelemetry.trace import Span, SpanKind, Status, StatusCode, TracerProvider
+    from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
     from opentelemetry.util.types import AttributeValue
 
 __all__ = ["OtelEvents"]
@@ -38,6 +44,9 @@ _ENDS = (
 _GOOD_ENDS = (EventKind.COMPLETED, EventKind.RELEASED)
 _SENDS = (EventKind.SENT, EventKind.REFUSED, EventKind.UNAVAILABLE, EventKind.UNKNOWN)
 _NANOSECONDS = 1_000_000_000
+_MOST_LINKS = 128
+"""The most links of a span: the SDK keeps no more."""
+_NO_CONTEXT = Context()
 
 _Identity = tuple[str, str, int]
 
@@ -48,7 +57,18 @@ class _HandlerRun:
 
     identity: _Identity
     span: Span
+    is_own: bool
+    """Whether the span begins and ends with the handler; else it is that of the delivery."""
     outside: Token[Context] | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _DeliverySpan:
+    """The span of a message that a broker's consumer has received."""
+
+    span: Span
+    is_used: bool = False
+    """Whether a handler of status-table mode has made it its own."""
 
 
 class OtelEvents:
@@ -65,13 +85,25 @@ class OtelEvents:
     - ``messaging.client.sent.messages``: counter of the messages that a relay tried to send, with
       ``error.type`` (the event) unless they were accepted.
     - ``messaging.client.operation.duration``: histogram of the seconds that batches were on their way.
+    - ``messaging.client.consumed.messages``: counter of the messages that a broker's consumer has received.
     - ``inbox.step.duration``: histogram of the seconds that finished steps took, by ``inbox.step``.
+    - ``inbox.purged``: counter of the rows that a purge has deleted.
+    - ``outbox.delivery.duration``: histogram of the seconds from a message's publication until the broker's
+      acceptance was recorded, by this machine's clock; of a delayed message since it was due.
 
-    Spans, in status-table mode: ``process {consumer}`` for each message that is run. It is a child of the
-    span that is current when the message is claimed. It is current until the handler is over, in threads and
-    in asyncio, so that the handler's own spans are its children. Its attributes are key, attempt and token.
-    Finished steps are child spans; everything else that happens is an event of the span. A message that is
-    not run has no span: the reason is an event of the current span, and so is everything in other parts.
+    Spans:
+
+    - ``send {topic}``, of a relay: one for each call of the publisher, with links to the spans in which the
+      messages were published, at most 128. It is current during the call.
+    - ``process {topic}``, of a broker's consumer that has this as its ``on_event``: one for each message,
+      with a link to the span in which it was published. It is current in the handler.
+    - ``process {consumer}``, in status-table mode without such a consumer: one for each message that is run,
+      a child of the span that is current when the message is claimed. It is current until the handler is
+      over, in threads and in asyncio.
+
+    The handler's own spans are children of the last two, which have key, attempt and token in status-table
+    mode. Finished steps are child spans; everything else that happens is an event of the span. A message
+    that is not run has no span of its own: the reason is an event of the current span.
 
     Args:
         system: the broker, as ``messaging.system``: "kafka", "rabbitmq", ...
@@ -88,7 +120,7 @@ class OtelEvents:
         self._system = system
         self._tracer = trace.get_tracer("inbox", tracer_provider=tracer_provider)
         meter = metrics.get_meter("inbox", meter_provider=meter_provider)
-        self._events = meter.create_counter("inbox.events", "{event}", "Events of messages.")
+        self._events = tally_of(meter, meter_provider)
         self._active = meter.create_up_down_counter("inbox.active_handlers", "{handler}", "Running handlers.")
         self._handlers = _seconds(meter, "messaging.process.duration", "Duration of processing operation.")
         self._steps = _seconds(meter, "inbox.step.duration", "Duration of finished steps.")
@@ -100,13 +132,27 @@ class OtelEvents:
             "messaging.client.operation.duration",
             "Duration of messaging operation initiated by a client.",
         )
+        self._consumed = meter.create_counter(
+            "messaging.client.consumed.messages",
+            "{message}",
+            "Number of messages that were delivered to the application.",
+        )
+        self._purged = meter.create_counter("inbox.purged", "{row}", "Rows that purges have deleted.")
+        self._deliveries = _seconds(
+            meter, "outbox.delivery.duration", "From the publication to the broker's acceptance."
+        )
         self._here = context.create_key("inbox.run")
+        self._delivery = context.create_key("inbox.delivery")
         self._claimed: dict[_Identity, _HandlerRun] = {}
 
     def __call__(self, event: Event) -> None:
         """Count the event, and show it in the message's span."""
-        self._events.add(event.count, self._labels(event) | {"inbox.event": event.kind.value})
-        run = self._run(event)
+        self._events.add(self._system, event)
+        if event.kind is EventKind.TAKEN:  # on the exactly-once path, each microsecond counts
+            self._handlers.record(event.seconds, self._processed(event))
+            run = None
+        else:
+            run = self._run(event)
         if event.kind in _BEGINS:
             self._begin(event)
         elif event.kind is EventKind.STEP_DONE:
@@ -114,12 +160,69 @@ class OtelEvents:
         elif event.kind in _ENDS and run is not None:
             self._end(event, run)
         else:
-            if event.kind is EventKind.TAKEN:
-                self._handlers.record(event.seconds, self._processed(event))
-            elif event.kind in _SENDS:
+            if event.kind in _SENDS:
                 self._send(event)
+            elif event.kind is EventKind.PURGED:
+                self._purged.add(event.count, self._labels(event))
             span = trace.get_current_span() if run is None else run.span
-            span.add_event(f"inbox.{event.kind.value}", _details(event))
+            if span.is_recording():
+                span.add_event(f"inbox.{event.kind.value}", _details(event))
+
+    def sending(self, topic: str, messages: Sequence[Envelope]) -> Callable[[int, SendOutcome | None], None]:
+        """Begin the span of a call of a relay's publisher; the function that is returned ends it, with the
+        number of messages that were not accepted, and what became of the last of these."""
+        attributes: dict[str, AttributeValue] = {
+            "messaging.system": self._system,
+            "messaging.destination.name": topic,
+            "messaging.operation.name": "send",
+            "messaging.operation.type": "send",
+            "messaging.batch.message_count": len(messages),
+        }
+        if len(messages) == 1:
+            attributes["messaging.message.id"] = messages[0].id
+        links = _links(message.headers for message in messages[:_MOST_LINKS])
+        span = self._tracer.start_span(
+            f"send {topic}", kind=SpanKind.CLIENT, attributes=attributes, links=links
+        )
+        outside = context.attach(trace.set_span_in_context(span))
+
+        def end(failed: int, last: SendOutcome | None) -> None:
+            if failed and last is not None:
+                span.set_attribute("error.type", kind_of(last).value)
+                reason = str(getattr(last, "reason", ""))
+                span.set_status(Status(StatusCode.ERROR, f"{failed} of {len(messages)}: {reason}"))
+            span.end()
+            context.detach(outside)
+
+        return end
+
+    def processing(self, delivery: Delivery) -> Callable[[Outcome | None, BaseException | None], None]:
+        """Begin the span of a message that a broker's consumer has received; the function that is returned
+        ends it, with the handler's outcome, or its error."""
+        labels = {"messaging.system": self._system, "messaging.destination.name": delivery.topic}
+        self._consumed.add(1, labels | {"messaging.operation.name": "receive"})
+        attributes: dict[str, AttributeValue] = {
+            **labels,
+            "messaging.operation.name": "process",
+            "messaging.operation.type": "process",
+            "messaging.message.id": delivery.id,
+        }
+        links = _links([delivery.headers])
+        span = self._tracer.start_span(
+            f"process {delivery.topic}", kind=SpanKind.CONSUMER, attributes=attributes, links=links
+        )
+        here = context.set_value(self._delivery, _DeliverySpan(span), trace.set_span_in_context(span))
+        outside = context.attach(here)
+
+        def end(outcome: Outcome | None, error: BaseException | None) -> None:
+            failure = error if outcome is None else outcome.error
+            if failure is not None:
+                span.set_attribute("error.type", type(failure).__name__)
+                span.set_status(Status(StatusCode.ERROR, describe(failure)))
+            span.end()
+            context.detach(outside)
+
+        return end
 
     def _run(self, event: Event) -> _HandlerRun | None:
         """The handler that the event is about: this context's, unless the event comes from a heartbeat."""
@@ -138,10 +241,16 @@ class OtelEvents:
             "inbox.attempt": event.attempt,
             "inbox.token": event.token,
         }
-        span = self._tracer.start_span(
-            f"process {event.consumer}", kind=SpanKind.CONSUMER, attributes=attributes
-        )
-        run = _HandlerRun(_identity(event), span)
+        delivered = context.get_value(self._delivery)
+        if isinstance(delivered, _DeliverySpan) and not delivered.is_used:
+            delivered.is_used = True
+            delivered.span.set_attributes(attributes)
+            run = _HandlerRun(_identity(event), delivered.span, is_own=False)
+        else:
+            name = f"process {event.consumer}"
+            made = self._tracer.start_span(name, kind=SpanKind.CONSUMER, attributes=attributes)
+            run = _HandlerRun(_identity(event), made, is_own=True)
+        span = run.span
         run.outside = context.attach(context.set_value(self._here, run, trace.set_span_in_context(span)))
         # Heartbeats report from other threads, which do not have this context.
         if event.token:
@@ -165,7 +274,8 @@ class OtelEvents:
             run.span.set_attribute("error.type", event.kind.value)
             run.span.set_status(Status(StatusCode.ERROR, event.error))
         run.span.set_attribute("inbox.event", event.kind.value)
-        run.span.end()
+        if run.is_own:
+            run.span.end()
         self._handlers.record(event.seconds, attributes)
         self._active.add(-1, self._labels(event))
         self._claimed.pop(run.identity, None)
@@ -178,17 +288,22 @@ class OtelEvents:
             attributes["error.type"] = event.kind.value
         self._sent.add(event.count, attributes)
         self._sends.record(event.seconds, attributes | {"messaging.operation.type": "send"})
+        labels = self._labels(event)
+        for age in event.ages:
+            self._deliveries.record(age, labels)
 
     def _labels(self, event: Event) -> dict[str, str]:
-        labels = {"messaging.system": self._system}
-        if event.consumer:
-            labels["messaging.consumer.group.name"] = event.consumer
-        if event.topic is not None:
-            labels["messaging.destination.name"] = event.topic
-        return labels
+        return labels_of(self._system, event.consumer, event.topic)
 
     def _processed(self, event: Event) -> dict[str, str]:
         return self._labels(event) | {"messaging.operation.name": "process"}
+
+
+def _links(headers: Iterable[Mapping[str, str]]) -> list[Link]:
+    """Links to the spans in which messages were published."""
+    found = (trace.get_current_span(propagate.extract(each, _NO_CONTEXT)) for each in headers)
+    contexts = (span.get_span_context() for span in found)
+    return [Link(each) for each in contexts if each.is_valid]
 
 
 def _identity(event: Event) -> _Identity:

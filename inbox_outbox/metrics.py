@@ -5,9 +5,11 @@
 The numbers are those of `inbox.overview` and `outbox.overview`, so they agree with the command line.
 """
 
+import threading
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from functools import partial
+from weakref import WeakSet
 
 from sqlalchemy import Engine
 
@@ -26,6 +28,8 @@ __all__ = ["OverviewGauges"]
 
 _LEAST = 1.0
 """The fewest seconds between two looks: one scrape reads all gauges."""
+_making = threading.Lock()
+_with_gauges: WeakSet[MeterProvider] = WeakSet()
 
 
 class OverviewGauges:
@@ -43,10 +47,10 @@ class OverviewGauges:
         every: how long an answer is used again, in seconds or as `timedelta`: however many readers and
             scrapes there are, this process asks a database no more often. At least one second.
         timeout: how long to wait for a database, in seconds or as `timedelta`.
-        meter_provider: None uses the global one.
+        meter_provider: None uses the global one; it can have these gauges only once.
 
     Raises:
-        InvalidOption: an argument is invalid.
+        InvalidOption: an argument is invalid, or the meter provider has these gauges already.
     """
 
     def __init__(
@@ -70,6 +74,11 @@ class OverviewGauges:
         self._samplers = {
             name: OverviewSampler(engine, schema, seconds, patience) for name, engine in named.items()
         }
+        provider = meter_provider or metrics.get_meter_provider()
+        with _making:
+            if provider in _with_gauges:  # it would never call the functions of the others
+                raise InvalidOption("meter_provider: it has these gauges already; give all engines at once")
+            _with_gauges.add(provider)
         meter = metrics.get_meter("inbox_outbox", meter_provider=meter_provider)
         for each in GAUGES:
             observe = partial(self._observe, each.numbers)

@@ -13,6 +13,7 @@ from inbox_outbox_base.errors.inbox import InvalidOption
 from .lanes import JobBatch, MessageJob
 from .listener_base import STOPPING, ListenerBase, caught, checked
 from .outcome import Action, Decision, Decisions, Outcome, may_be_asynchronous
+from .traced import traced_async
 
 M = TypeVar("M")
 
@@ -26,6 +27,8 @@ class AsyncListener(ListenerBase):
     Arguments, guarantees and errors are those of `Listener`, but `dead_letter` is an asynchronous function. A
     listener belongs to one event loop; `stop` may be called from anywhere.
     """
+
+    _traced = staticmethod(traced_async)
 
     async def decide(self, messages: Iterable[M], handler: Callable[[M], Awaitable[Outcome]]) -> Decisions:
         """Run a batch, and return one decision for each message, in the batch's order.

@@ -24,12 +24,14 @@ from inbox_outbox_base.errors.inbox import (
     TransactionEnded,
 )
 from inbox_outbox_base.monitoring.events import stored
+from inbox_outbox_base.monitoring.tracing import Tracing
 from inbox_outbox_base.words.incoming import Verdict
 
 from .counting import Recordings
 from .lanes import JobBatch, KeyLanes, MessageJob
 from .noting import settle
 from .outcome import Action, Decision, Outcome, TooOld, runner_of
+from .traced import traced
 
 Order = Literal["each", "in_order"]
 
@@ -41,6 +43,10 @@ _FINAL = (Verdict.DEAD, Verdict.HALTED, Verdict.MISMATCH)
 
 class ListenerBase:
     """Checks the options, decides from outcomes what to tell a broker, and stops gracefully."""
+
+    tracing: Tracing | None = None
+    """A consumer's hooks for spans around its handler."""
+    _traced = staticmethod(traced)
 
     def __init__(
         self,
@@ -126,6 +132,8 @@ class ListenerBase:
         run = runner_of(handler)
         if not callable(run):
             raise InvalidOption(f"handler={handler!r}: expected a function of a message")
+        if self.tracing:
+            run = self._traced(run, self.tracing)
         batch = JobBatch(messages, run, in_order=self.order == "in_order", wake=wake)
         batch.preparation = self._preparing(handler)
         batch.counts = getattr(handler, "counts", None)

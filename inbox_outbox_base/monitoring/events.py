@@ -2,12 +2,13 @@
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from inbox_outbox_base.errors.inbox import InvalidOption
 from inbox_outbox_base.words.incoming import Verdict
+from inbox_outbox_base.words.outgoing import Outcome, Refused, Unknown
 
 _log = logging.getLogger("inbox.events")
 
@@ -70,6 +71,12 @@ class EventKind(StrEnum):
     """Relay: messages became dead letters."""
     PURGED = "purged"
     """Purge: rows of a consumer were deleted, because they were older than its retention."""
+    STARTED = "started"
+    """A broker's consumer is connected for the first time."""
+    DISCONNECTED = "disconnected"
+    """A broker's consumer has lost its connection, and tries to get another one."""
+    RECONNECTED = "reconnected"
+    """A broker's consumer is connected again."""
 
 
 OF_VERDICT = {
@@ -83,24 +90,32 @@ OF_VERDICT = {
 """The event of a message that is not run."""
 
 
+def kind_of(outcome: Outcome) -> EventKind:
+    """The event of a message that a broker has not accepted."""
+    if isinstance(outcome, Refused):
+        return EventKind.REFUSED
+    return EventKind.UNKNOWN if isinstance(outcome, Unknown) else EventKind.UNAVAILABLE
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
     """Something that has happened to one message, or for a relay to several of one topic.
 
     Attributes:
-        consumer: the inbox's consumer; empty for a relay.
+        consumer: the inbox's consumer; empty for a relay and a broker's consumer.
         key: the message's key, as it is stored; empty if the event is about several messages.
         attempt: the message's attempt, from 1; 0 if attempts are not counted here.
         token: the claim's token; 0 if there is none.
         seconds: since the claim or the transaction began; for a step, how long the step took.
         step: the step that the event is about.
         error: what went wrong, as text.
-        topic: the topic of outgoing messages.
+        topic: the topic of outgoing messages; of a broker's consumer, its queue or topics.
         message_id: the id of an outgoing message, if the event is about a single one.
         digest: of a mismatch, the digest of the payload that was delivered, in hexadecimal.
         stored_digest: the digest of the payload with which the key was taken.
         count: how many messages the event is about. A relay sends an event for each topic and batch, a purge
             for each batch.
+        ages: of sent messages, for each the seconds since it was published, or due if it was delayed.
     """
 
     kind: EventKind
@@ -116,6 +131,7 @@ class Event:
     count: int = 1
     digest: str | None = None
     stored_digest: str | None = None
+    ages: tuple[float, ...] = field(default=(), repr=False)
 
 
 def digests_of(verdict: Verdict, digest: bytes | None, stored_digest: bytes | None) -> dict[str, Any]:
@@ -149,6 +165,11 @@ class Hooks:
     def has(self, kind: type) -> bool:
         """Whether one of them is of this class."""
         return any(isinstance(hook, kind) for hook in self._hooks)
+
+    def methods(self, name: str) -> list[Callable[..., Any]]:
+        """The methods of this name that hooks have."""
+        found = (getattr(hook, name, None) for hook in self._hooks)
+        return [each for each in found if callable(each)]
 
     def __call__(self, event: Event) -> None:
         """Call all hooks; an error in one is logged and does not affect the message."""

@@ -5,12 +5,12 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 
 from inbox import Event, EventKind
 from inbox_outbox_base.databases.letter import Letter
 from inbox_outbox_base.errors.secrets import reason
-from inbox_outbox_base.monitoring.events import Hooks
-from inbox_outbox_base.words.outgoing import Outcome, Refused, Unknown
+from inbox_outbox_base.monitoring.events import Hooks, kind_of
 
 from .report import Report
 
@@ -80,11 +80,12 @@ class RelayJournal:
 
 def events(report: Report) -> Iterator[Event]:
     """The events of a batch: one for each kind and topic."""
+    now = datetime.now(UTC)
     groups: dict[tuple[EventKind, str], list[tuple[Letter, str | None]]] = {}
     for letter in report.accepted:
         groups.setdefault((EventKind.SENT, letter.topic), []).append((letter, None))
     for answer in report.others:
-        place = _kind(answer.outcome), answer.letter.topic
+        place = kind_of(answer.outcome), answer.letter.topic
         groups.setdefault(place, []).append((answer.letter, getattr(answer.outcome, "reason", None)))
     for death in report.dead:
         place = EventKind.DEAD_LETTER, death.letter.topic
@@ -97,13 +98,14 @@ def events(report: Report) -> Iterator[Event]:
             count=len(group),
             seconds=report.seconds,
             error=reason,
+            ages=tuple(_age(each, now) for each, _ in group) if kind is EventKind.SENT else (),
         )
         if event.count == 1:
             event = replace(event, message_id=letter.id, key=letter.key or "", attempt=letter.attempts + 1)
         yield event
 
 
-def _kind(outcome: Outcome) -> EventKind:
-    if isinstance(outcome, Refused):
-        return EventKind.REFUSED
-    return EventKind.UNKNOWN if isinstance(outcome, Unknown) else EventKind.UNAVAILABLE
+def _age(letter: Letter, now: datetime) -> float:
+    """By this machine's clock, and so never negative; of a delayed message since it was due."""
+    due = None if letter.attempts else letter.retry_at
+    return max(0.0, (now - (due or letter.created_at)).total_seconds())

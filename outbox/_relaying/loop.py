@@ -365,7 +365,7 @@ class RelayLoop(ABC, Generic[E, P]):
         return self._rounds.round(connection, self._flights.report)
 
     def _fly(self, flight: Flight) -> None:
-        flight.fly(self._hand_over, self._may_go_on)
+        flight.fly(self._hand_over, self._may_go_on, self._settings.tracing)
 
     def _may_go_on(self) -> bool:
         """Whether a batch may go on with its next messages."""

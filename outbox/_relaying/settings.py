@@ -14,6 +14,7 @@ from inbox_outbox_base.checks.url import database_url
 from inbox_outbox_base.databases.registry import notifying
 from inbox_outbox_base.errors.outbox import InvalidOption, UnsafeBroker
 from inbox_outbox_base.monitoring.events import Hook, Hooks
+from inbox_outbox_base.monitoring.tracing import Tracing
 from outbox._publishers.publisher import is_concurrent, keeps_order
 from outbox.schema import tables
 
@@ -68,6 +69,7 @@ class RelaySettings:
         if give_up_after is not None:
             self.give_up_after = outbox_options.seconds("give_up_after", give_up_after, positive=True)
         self.hooks = Hooks(on_event, error=InvalidOption)
+        self.tracing = Tracing(self.hooks, "sending")
         self.timeout = _timeout(publisher, self.lease)
         self.ordered = keeps_order(publisher)
         self.concurrent = is_concurrent(publisher)

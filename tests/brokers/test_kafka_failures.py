@@ -5,12 +5,14 @@ import time
 
 import pytest
 
-from inbox import Delivery, Verdict
+from inbox import Delivery, Event, Verdict
 from inbox import Outcome as Taken
+from inbox.kafka import KafkaConsumer
 from outbox import Accepted, Outcome, Unavailable, Unknown
 from outbox.kafka import KafkaPublisher
 from tests.servers.kafka import LocalKafka
 from tests.support.answers import published
+from tests.support.brokers.consumers import running
 from tests.support.brokers.kafka_consumers import consumer
 from tests.support.brokers.kafka_topics import WAIT, Topics, envelope, id_of, values, wait_until
 from tests.support.proxy import TcpProxy
@@ -157,6 +159,36 @@ def test_a_consumer_is_stopped_while_the_broker_hangs(private_kafka: LocalKafka)
         finally:
             private_kafka.thaw()
         wait_until(lambda: "inbox kafka leaves" not in [each.name for each in threading.enumerate()])
+
+
+def test_a_consumer_that_loses_the_broker(private_kafka: LocalKafka) -> None:
+    """While no broker answers it is live and not ready, and afterwards it is ready again, without a message;
+    the caller's own `error_cb` is called as well."""
+    events: list[Event] = []
+    errors: list[object] = []
+    with Topics(private_kafka.address) as topics:
+        topic = topics.new()
+        config = {
+            "bootstrap.servers": private_kafka.address,
+            "group.id": "lost",
+            "error_cb": errors.append,
+            "reconnect.backoff.max.ms": 500,
+        }
+        with running(KafkaConsumer(config, topic, take, on_event=events.append)) as losing:
+            wait_until(lambda: losing.probe().is_ready)
+            private_kafka.kill()
+            wait_until(lambda: not losing.probe().is_ready)
+            assert losing.probe().is_live
+            private_kafka.start()
+            wait_until(lambda: losing.probe().is_ready)
+    assert not losing.probe().is_live
+    kinds = [each.kind.value for each in events if each.topic == topic]
+    assert kinds[:3] == ["started", "disconnected", "reconnected"]
+    assert errors
+
+
+def take(_: object) -> Taken:
+    return Taken(Verdict.NEW)
 
 
 def _ids(topics: Topics, topic: str) -> list[str]:

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from inbox import Backoff, Delivery, Outcome, Verdict
+from inbox import Backoff, Delivery, Event, Outcome, Verdict
 from outbox import Accepted, Envelope, Unavailable, Unknown
 from outbox.rabbitmq import RabbitPublisher
 from tests.servers.rabbitmq import LocalRabbit
@@ -29,7 +29,9 @@ SETTLED = 3.0
 
 def test_a_consumer_outlives_the_broker(private_rabbitmq: LocalRabbit, postgres: Database) -> None:
     """The broker is killed with kill -9 while messages are consumed. The consumer reconnects by itself, and
-    every message takes effect once, including those that wait for their next attempt."""
+    every message takes effect once, including those that wait for their next attempt. Meanwhile the consumer
+    is live and not ready."""
+    events: list[Event] = []
     engine, count, few, failures = postgres.engine(), 600, 60, Counter[str]()
     accounts.make(engine, NAMES)
 
@@ -42,17 +44,27 @@ def test_a_consumer_outlives_the_broker(private_rabbitmq: LocalRabbit, postgres:
         queue = queues.new()
         send(queues.url, [envelope(queue, NAMES[number % 6]) for number in range(few)])
         handler = bookkeeping(engine, fail_now_and_then)
-        with consuming(queues.url, queue, handler, concurrency=2, prefetch=20):
+        options = {"concurrency": 2, "prefetch": 20, "on_event": events.append}
+        with consuming(queues.url, queue, handler, **options) as consumer:
             wait_until(lambda: len(failures) > 10 and max(failures.values()) > 1)
             threading.Event().wait(SETTLED)
             send(queues.url, [envelope(queue, NAMES[number % 6]) for number in range(count - few)])
             wait_until(lambda: sum(accounts.totals(engine).values()) > 60)
-            private_rabbitmq.restart()
+            assert consumer.probe().is_ready
+            private_rabbitmq.kill()
+            wait_until(lambda: not consumer.probe().is_ready)
+            assert consumer.probe().is_live
+            private_rabbitmq.start()
             wait_until(lambda: sum(accounts.totals(engine).values()) >= count)
+            assert consumer.probe().is_ready
             wait_until(lambda: queues.count(queue) == 0)
         assert queues.everything(queue) == []
     assert accounts.totals(engine) == dict.fromkeys(NAMES, count // 6)
     assert any(runs > 1 for runs in failures.values())
+    assert [(each.kind.value, each.topic) for each in events] == [
+        (kind, queue) for kind in ("started", "disconnected", "reconnected")
+    ]
+    assert not consumer.probe().is_live
 
 
 @pytest.mark.long

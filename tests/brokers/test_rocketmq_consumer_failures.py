@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from inbox import Backoff, Delivery, Outcome, Verdict
+from inbox import Backoff, Delivery, Event, EventKind, Outcome, Verdict
 from inbox.rocketmq import RocketMQConsumer
 from outbox import Relay
 from outbox.rocketmq import RocketMQPublisher
@@ -90,7 +90,9 @@ def test_a_consumer_outlives_the_server(
     private_rocketmq: LocalRocket, postgres: Database, outage: str
 ) -> None:
     """The server is killed with kill -9 and restarted while messages are consumed, or hangs for longer than
-    their invisible time. The consumer continues by itself, and every message takes effect once."""
+    their invisible time. The consumer continues by itself, and every message takes effect once. Meanwhile it
+    is live and not ready."""
+    events: list[Event] = []
     engine, runs = postgres.engine(), Counter[str]()
     handler = bookkeeping(engine)
 
@@ -103,10 +105,15 @@ def test_a_consumer_outlives_the_server(
         topic, group = topics.new(), topics.group()
         accounts.make(engine, NAMES)
         send(topics.address, [envelope(topic, NAMES[number % 6]) for number in range(300)])
-        with consuming(topics.address, topic, group, slowly, concurrency=2):
+        options = {"concurrency": 2, "on_event": events.append}
+        with consuming(topics.address, topic, group, slowly, **options) as consumer:
             wait_until(lambda: sum(accounts.totals(engine).values()) > 30)
+            assert consumer.probe().is_ready
             if outage == "kill":
-                private_rocketmq.restart()
+                private_rocketmq.kill()
+                wait_until(lambda: not consumer.probe().is_ready)
+                assert consumer.probe().is_live
+                private_rocketmq.start()
             else:
                 private_rocketmq.freeze()
                 threading.Event().wait(12)
@@ -117,6 +124,9 @@ def test_a_consumer_outlives_the_server(
             wait_until(lambda: len(runs) == 306)
         assert topics.dead(group) == []
     assert accounts.totals(engine) == dict.fromkeys(NAMES, 51)
+    assert events[0].kind is EventKind.STARTED
+    assert outage != "kill" or [each.kind.value for each in events[1:3]] == ["disconnected", "reconnected"]
+    assert not consumer.probe().is_live
 
 
 @pytest.mark.long  # the proxy and the name server need time to know a topic

@@ -13,9 +13,9 @@ from inbox import AsyncInbox, Event, EventKind, Inbox, LogEvents
 from inbox.errors import InvalidOption, NotTaken, TransientError
 from inbox.schema import tables
 from inbox_outbox_base.calls import retry
-from tests.project.test_events_otel import Telemetry, telemetry
 from tests.support.database import Database
 from tests.support.status_mode.asynchronous import in_loop
+from tests.support.telemetry import Telemetry, telemetry
 
 __all__ = ["telemetry"]
 

@@ -140,6 +140,13 @@ def test_a_database_that_hangs(postgres: Database, caplog: pytest.LogCaptureFixt
     assert caplog.text.count("no answer within 0.1 seconds") == 1
 
 
+def test_twice(sqlite: Database) -> None:
+    """A meter provider would ignore the second gauges in silence, so they are refused."""
+    said = Gauges(sqlite.engine())
+    with pytest.raises(InvalidOption, match="give all engines at once"):
+        OverviewGauges(sqlite.engine(), meter_provider=said.provider)
+
+
 @pytest.mark.parametrize(
     "options", [{"engines": "sqlite://"}, {"every": 0.5}, {"every": "1"}, {"timeout": -1}]
 )

@@ -23,6 +23,7 @@ LOUD = {
     "refused": logging.WARNING,
     "unavailable": logging.WARNING,
     "unknown": logging.WARNING,
+    "disconnected": logging.WARNING,
     "dead": logging.ERROR,
     "halted": logging.ERROR,
     "step_unknown": logging.ERROR,

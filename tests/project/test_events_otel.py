@@ -2,23 +2,17 @@
 
 import asyncio
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
-from typing import Any
 
 import pytest
 from opentelemetry import trace
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import HistogramDataPoint, InMemoryMetricReader
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.metrics.export import HistogramDataPoint
 from opentelemetry.trace import SpanKind, StatusCode
 from sqlalchemy import delete
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from inbox import AsyncStatusInbox, Backoff, Claim, Event, EventKind, SqlStore, StatusInbox, Verdict
+from inbox import AsyncStatusInbox, Claim, Event, EventKind, SqlStore, Verdict
 from inbox.errors import LeaseLost
 from inbox.otel import OtelEvents
 from inbox.schema import tables
@@ -27,76 +21,9 @@ from tests.examples.test_demo import until
 from tests.support.database import Database
 from tests.support.outbox_publishers import Recorder, publish, relay
 from tests.support.program import run
+from tests.support.telemetry import Telemetry, identity, names, parent, telemetry
 
-
-class Telemetry:
-    """OpenTelemetry's SDK, with all its data kept in memory."""
-
-    def __init__(self) -> None:
-        self.exporter = InMemorySpanExporter()
-        self.reader = InMemoryMetricReader()
-        self.traces = TracerProvider()
-        self.traces.add_span_processor(SimpleSpanProcessor(self.exporter))
-        self.tracer = self.traces.get_tracer("test")
-        self.metrics = MeterProvider([self.reader])
-        self.events = OtelEvents(system="kafka", tracer_provider=self.traces, meter_provider=self.metrics)
-
-    def inbox(self, database: Database, **options: Any) -> StatusInbox:
-        """An inbox that reports to this telemetry."""
-        store = SqlStore(database.engine())
-        fixed: dict[str, Any] = {"on_event": self.events, "backoff": Backoff(0.01), "on_refusal": "return"}
-        return StatusInbox("orders", store=store, **fixed | options)
-
-    def spans(self, name: str) -> list[ReadableSpan]:
-        """The spans with this name, in the order in which they ended."""
-        return [span for span in self.exporter.get_finished_spans() if span.name == name]
-
-    def points(self, name: str) -> list[Any]:
-        """The data points of a metric so far."""
-        data = self.reader.get_metrics_data()
-        return [
-            point
-            for resource in (data.resource_metrics if data else [])
-            for scope in resource.scope_metrics
-            for metric in scope.metrics
-            if metric.name == name
-            for point in metric.data.data_points
-        ]
-
-    def counted(self) -> dict[str, int]:
-        """The count of each event."""
-        return {point.attributes["inbox.event"]: point.value for point in self.points("inbox.events")}
-
-    def running(self) -> int:
-        """The number of running handlers."""
-        (point,) = self.points("inbox.active_handlers")
-        return int(point.value)
-
-
-@pytest.fixture
-def telemetry() -> Iterator[Telemetry]:
-    """A new, empty Telemetry."""
-    made = Telemetry()
-    yield made
-    made.traces.shutdown()
-    made.metrics.shutdown()
-
-
-def parent(span: ReadableSpan) -> int | None:
-    """The id of a span's parent."""
-    return span.parent.span_id if span.parent else None
-
-
-def identity(span: ReadableSpan) -> int:
-    """A span's own id."""
-    here = span.get_span_context()
-    assert here is not None
-    return here.span_id
-
-
-def names(span: ReadableSpan) -> list[str]:
-    """The names of a span's events."""
-    return [event.name for event in span.events]
+__all__ = ["telemetry"]
 
 
 def test_a_span_around_the_handler(sqlite: Database, telemetry: Telemetry) -> None:
@@ -323,6 +250,20 @@ def test_events_of_other_parts_are_counted(telemetry: Telemetry) -> None:
         "messaging.destination.name": "orders",
         "messaging.batch.message_count": 50,
     }
+
+
+def test_several_share_a_meter_provider(telemetry: Telemetry) -> None:
+    """Their events are counted together; beyond a limit of numbers, by kind only, and none is lost."""
+    other = OtelEvents(system="nats", meter_provider=telemetry.metrics)
+    telemetry.events(Event(kind=EventKind.TAKEN, consumer="a"))
+    other(Event(kind=EventKind.TAKEN, consumer="a"))
+    counts = {point.attributes["messaging.system"]: point.value for point in telemetry.points("inbox.events")}
+    assert counts == {"kafka": 1, "nats": 1}
+    for number in range(2_100):
+        other(Event(kind=EventKind.TAKEN, consumer=f"c{number}"))
+    points = telemetry.points("inbox.events")
+    assert len(points) < 2_005
+    assert sum(point.value for point in points) == 2_102
 
 
 def test_what_a_relay_has_sent(sqlite: Database, telemetry: Telemetry) -> None:

@@ -25,7 +25,18 @@ ASYNC_DRIVERS = {
     "sqlite": "sqlite+aiosqlite",
 }
 """The asynchronous driver, by the name of the database in a URL."""
-OTHERS = ("chromium", "debian", "galera", "kafka", "pgbouncer", "rabbitmq", "redis", "rocketmq", "spark")
+OTHERS = (
+    "chromium",
+    "debian",
+    "galera",
+    "kafka",
+    "pgbouncer",
+    "promtool",
+    "rabbitmq",
+    "redis",
+    "rocketmq",
+    "spark",
+)
 """What else can be required: they are no SQL databases, and have fixtures of their own."""
 
 S = TypeVar("S", Server, Service, KafkaServer, RocketServer, Pooler)

@@ -51,6 +51,8 @@ class KafkaConsumer(GroupMember[Callable[[Delivery], Outcome]]):
         dead_letter: a topic, or a function of a `Delivery` and its `Decision` that stores the message. If the
             function returns, the message is acknowledged; if it raises, retried. None: a dead letter blocks
             its partition, is retried after the longest delay, and is logged as an error each time.
+        on_event: a function of an `inbox.Event`, or several: the connection's begin, loss and return. With
+            `inbox.otel.OtelEvents`, each message has a span.
         concurrency, key, backoff, grace, too_old: as for `Listener`.
 
     Raises:

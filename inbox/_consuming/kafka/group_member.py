@@ -3,6 +3,7 @@
 import functools
 import logging
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,10 +13,13 @@ from typing import Any, Generic, TypeVar, Unpack
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from inbox._consuming.journal import ConsumerJournal
+from inbox._consuming.life import ConsumerLife
 from inbox._listening.listener_base import ListenerBase
 from inbox._listening.options import ListenerOptions, check_names
 from inbox._listening.outcome import Decision, Decisions
 from inbox_outbox_base.checks import options
+from inbox_outbox_base.monitoring.events import Hook
+from inbox_outbox_base.monitoring.life_signs import Probe
 from inbox_outbox_base.words.incoming import Delivery
 
 from . import consumer_settings
@@ -27,6 +31,8 @@ H = TypeVar("H", bound=Callable[[Delivery], Any])
 
 _log = logging.getLogger("inbox.kafka")
 _NOT_A_MEMBER = {KafkaError.UNKNOWN_MEMBER_ID, KafkaError.ILLEGAL_GENERATION, KafkaError.FENCED_INSTANCE_ID}
+_QUESTION_EVERY = 1.0
+"""Seconds between two questions while no broker answers."""
 _TURN = 0.1
 """Seconds that the client waits for a message before the consumer does its other work."""
 
@@ -49,6 +55,7 @@ class GroupMember(ABC, Generic[H]):
         partitions: int = 8,
         max_attempts: int | None = 16,
         dead_letter: str | Callable[[Delivery, Decision], Any] | None = None,
+        on_event: Hook | Iterable[Hook] | None = None,
         **listener: Unpack[ListenerOptions],
     ) -> None:
         check_names(listener)
@@ -64,7 +71,7 @@ class GroupMember(ABC, Generic[H]):
             consumer_settings.check_dead_letter(dead_letter, self._topics, left_out)
             self._dead_letters = DeadLetterTopic(config, dead_letter)
             dead_letter = self._storing_in(self._dead_letters)
-        self._new_listener = functools.partial(
+        self._make_listener = functools.partial(
             self._listener,
             order="in_order",
             attempt=attrgetter("attempt"),
@@ -72,10 +79,26 @@ class GroupMember(ABC, Generic[H]):
             dead_letter=dead_letter,
             **listener,
         )
-        self._whole = self._new_listener(failures=lambda _: 0)  # only for its stop and its grace
+        self._whole = self._make_listener(failures=lambda _: 0)  # only for its stop and its grace
         consumer_settings.check_grace(self._whole.grace, self._settings)
         self._lanes: dict[tuple[str, int], PartitionLane] = {}
-        self._journal = ConsumerJournal(_log, f"consumer of {', '.join(self._topics)}")
+        names = ", ".join(self._topics)
+        self._journal = ConsumerJournal(_log, f"consumer of {names}")
+        self._life = ConsumerLife(f"consumer of {names}", names, on_event, self._whole.grace)
+        self._next_question = 0.0
+        """When to ask whether a broker answers again; 0 while one does."""
+
+    def _new_listener(self, **options: Any) -> ListenerBase:
+        listener = self._make_listener(**options)
+        listener.tracing = self._life.tracing
+        return listener
+
+    def probe(self) -> Probe:
+        """Say how the consumer is; any thread may ask. See `inbox.probes`.
+
+        It is live while its loop turns, and ready while it is in its group and a broker answers.
+        """
+        return self._life.probe(is_stopping=self.stopped)
 
     @property
     def stopped(self) -> bool:
@@ -115,7 +138,9 @@ class GroupMember(ABC, Generic[H]):
         """
         group, servers = (self._settings.get(name) for name in ("group.id", "bootstrap.servers"))
         self._journal.say("starts: group %r at %s", group, servers)
-        consumer = Consumer({"logger": _log, "on_commit": _report_commit, **self._settings})
+        self._life.begin()
+        fixed = {"logger": _log, "on_commit": _report_commit}
+        consumer = Consumer({**fixed, **self._settings, "error_cb": self._client_error})
         # Threads whose handler takes longer than `grace` are left behind; they end with the process.
         self._pool = ThreadPoolExecutor(self._partitions, thread_name_prefix="inbox kafka")
         try:
@@ -130,10 +155,14 @@ class GroupMember(ABC, Generic[H]):
             self._pool.shutdown(wait=False)
             if self._dead_letters is not None:
                 self._dead_letters.close()
+            self._life.end()
             self._journal.say("has stopped")
 
     def _turn(self, consumer: Consumer) -> None:
         self._journal.summarise()
+        self._life.beat()
+        if self._next_question and time.monotonic() >= self._next_question:
+            self._ask(consumer)
         for record in self._fetched(consumer):
             if not _is_notice(record) and (lane := self._lanes.get(place_of(record))):
                 lane.add(record)
@@ -143,6 +172,24 @@ class GroupMember(ABC, Generic[H]):
             self._begin(lane)
             self._throttle(consumer, lane)
         self._commit(consumer, self._lanes.values())
+
+    def _client_error(self, error: KafkaError) -> None:
+        """The client reports an error that it tries to recover from."""
+        if (hook := self._settings.get("error_cb")) is not None:
+            hook(error)
+        if error.code() == KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001 - the client's way to name its own codes
+            self._life.disconnected(str(error))
+            self._next_question = time.monotonic() + _QUESTION_EVERY
+
+    def _ask(self, consumer: Consumer) -> None:
+        """Ask whether a broker answers again: the client does not say so."""
+        try:
+            consumer.list_topics(self._topics[0], _QUESTION_EVERY)
+        except KafkaException:
+            self._next_question = time.monotonic() + _QUESTION_EVERY
+        else:
+            self._next_question = 0.0
+            self._life.connected()
 
     def _fetched(self, consumer: Consumer) -> list[Message]:
         first = consumer.poll(_TURN)
@@ -177,6 +224,7 @@ class GroupMember(ABC, Generic[H]):
             lane = PartitionLane(each, self._new_listener, self._decide_and_count, self._batch)
             self._lanes[each.topic, each.partition] = lane
         self._say_owned()
+        self._life.connected()
 
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self._release(consumer, self._taken_away(partitions))
@@ -195,6 +243,7 @@ class GroupMember(ABC, Generic[H]):
             "(max.poll.interval.ms, session.timeout.ms). Its uncommitted messages are delivered again: %s",
             _named((each.topic, each.partition) for each in partitions),
         )
+        self._life.disconnected("the group has dropped this consumer")
         for lane in lanes:
             lane.stop()
         self._resume(consumer, lanes)

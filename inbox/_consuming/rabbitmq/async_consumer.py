@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter
@@ -13,6 +13,7 @@ from aiormq import exceptions
 from aiormq.abc import AbstractChannel, AbstractConnection, DeliveredMessage
 
 from inbox._consuming.journal import ConsumerJournal
+from inbox._consuming.life import ConsumerLife
 from inbox._listening.async_listener import AsyncListener
 from inbox._listening.awaited_listener import AwaitedListener
 from inbox._listening.handler_counts import flush_async
@@ -22,6 +23,8 @@ from inbox_outbox_base.brokers.rabbitmq import address
 from inbox_outbox_base.checks.backoff import Backoff
 from inbox_outbox_base.checks.options import count, flag
 from inbox_outbox_base.errors.inbox import InvalidOption
+from inbox_outbox_base.monitoring.events import Hook
+from inbox_outbox_base.monitoring.life_signs import Probe
 from inbox_outbox_base.words.incoming import Delivery
 
 from .companion_queues import LONGEST_QUEUE, Companions
@@ -33,6 +36,8 @@ _log = logging.getLogger("inbox.rabbitmq")
 _PATIENCE = 10.0
 """Seconds that RabbitMQ has to answer while a connection is opened or closed."""
 _RECONNECT = Backoff(first=0.5, longest=30)
+_BEAT = 5.0
+"""The most seconds between two signs of life."""
 _STEADY = 10.0
 """Seconds after which the end of a session does not count as a failure."""
 
@@ -68,6 +73,7 @@ class AsyncRabbitConsumer:
         reject_dead_letters: bool = False,
         dead_letter: Callable[[Delivery, Decision], Awaitable[Any]] | None = None,
         attempt: Callable[[Delivery], int] | None = attrgetter("attempt"),
+        on_event: Hook | Iterable[Hook] | None = None,
         **listener: Unpack[ListenerOptions],
     ) -> None:
         self._check(handler)
@@ -99,7 +105,10 @@ class AsyncRabbitConsumer:
         self._running: set[asyncio.Task[None]] = set()
         self._failure: Exception | None = None
         self._failed_sessions = 0
-        self._journal = ConsumerJournal(_log, f"consumer of queue {queue!r}")
+        name = f"consumer of queue {queue!r}"
+        self._journal = ConsumerJournal(_log, name)
+        self._life = ConsumerLife(name, queue, on_event, self.listener.grace)
+        self.listener.tracing = self._life.tracing
 
     def _check(self, handler: Any) -> None:
         if not may_be_asynchronous(handler):
@@ -111,8 +120,10 @@ class AsyncRabbitConsumer:
         if self.listener.stopped:
             return
         self._journal.say("starts: at %s", address.shown(self._url))
-        session: Session | None = await self._first()
+        self._life.begin()
+        session: Session | None = None
         try:
+            session = await self._first()
             while session is not None:
                 begun = self._loop.time()
                 await self._until_it_ends(session)
@@ -122,7 +133,7 @@ class AsyncRabbitConsumer:
                 # Only time counts as steady, not a delivery: the delivery may be the cause of each failure.
                 is_steady = self._loop.time() - begun >= _STEADY
                 self._failed_sessions = 0 if is_steady else self._failed_sessions + 1
-                self._tell(session)
+                self._life.disconnected(self._tell(session))
                 await _close(session.connection)
                 session = await self._next()
         finally:
@@ -130,9 +141,14 @@ class AsyncRabbitConsumer:
             if session is not None:
                 await _close(session.connection)
             await flush_async(self._handler)
+            self._life.end()
             self._journal.say("has stopped")
         if self._failure is not None:
             raise self._failure
+
+    def probe(self) -> Probe:
+        """See `RabbitConsumer.probe`."""
+        return self._life.probe(is_stopping=self.listener.stopped)
 
     def stop(self) -> None:
         """See `RabbitConsumer.stop`."""
@@ -160,6 +176,7 @@ class AsyncRabbitConsumer:
     async def _next(self) -> Session | None:
         """Another session, as soon as RabbitMQ answers again; None if the consumer is stopped first."""
         while not await self._pause(self._failed_sessions):
+            self._life.beat()
             try:
                 return await self._opened()
             except Exception as error:  # noqa: BLE001 - it may pass, and the messages are safe
@@ -176,8 +193,8 @@ class AsyncRabbitConsumer:
                     await self._stopping.wait()
         return self._stopping.is_set()
 
-    def _tell(self, session: Session) -> None:
-        """Log why the session has ended."""
+    def _tell(self, session: Session) -> str:
+        """Why the session has ended; what an operator has to do about is logged."""
         closing = session.connection.closing
         error = closing.exception() if closing.done() and not closing.cancelled() else None
         if isinstance(error, exceptions.InvalidFrameError | ValueError | ArithmeticError | RecursionError):
@@ -186,6 +203,9 @@ class AsyncRabbitConsumer:
                 self.queue,
                 error,
             )
+        if session.cancelled.is_set():
+            return "RabbitMQ has cancelled the consumer: its queue was deleted, or its node has ended"
+        return repr(error or "the channel was closed")
 
     async def _opened(self) -> Session:
         async with asyncio.timeout(_PATIENCE):
@@ -196,6 +216,7 @@ class AsyncRabbitConsumer:
                 await _close(connection)
                 raise
         self._journal.say("is connected, and prefetches up to %d messages", self.prefetch)
+        self._life.connected()
         return session
 
     async def _consumed(self, connection: AbstractConnection) -> Session:
@@ -232,7 +253,8 @@ class AsyncRabbitConsumer:
         waits = [*ends, session.connection.closing, session.channel.closing]
         done: set[asyncio.Future[Any]] = set()
         while not done:
-            left = self._journal.seconds_left()
+            self._life.beat()
+            left = min(_BEAT, self._journal.seconds_left())
             done, _ = await asyncio.wait(waits, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             self._journal.summarise()
         for end in ends:

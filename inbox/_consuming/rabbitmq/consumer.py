@@ -4,7 +4,7 @@
 import asyncio
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from operator import attrgetter
 from typing import Any, Unpack
@@ -15,6 +15,8 @@ from inbox._listening.outcome import Decision, Outcome, runner_of
 from inbox_outbox_base.checks.extras import brought_by
 from inbox_outbox_base.checks.options import is_coroutine_function
 from inbox_outbox_base.errors.inbox import InvalidOption
+from inbox_outbox_base.monitoring.events import Hook
+from inbox_outbox_base.monitoring.life_signs import Probe
 from inbox_outbox_base.words.incoming import Delivery
 
 with brought_by("rabbitmq"):
@@ -52,6 +54,8 @@ class RabbitConsumer:
             which their inbox counts (`Outcome.is_failure`).
         reject_dead_letters: use basic.reject, because the queue has a dead-letter exchange. If it has none,
             dead letters are lost.
+        on_event: a function of an `inbox.Event`, or several: the connection's begin, loss and return. With
+            `inbox.otel.OtelEvents`, each message has a span.
         dead_letter, concurrency, key, attempt, backoff, grace, too_old: as for `Listener`; by default `key`
             is the message's key, and `attempt` the delivery's.
 
@@ -71,6 +75,7 @@ class RabbitConsumer:
         reject_dead_letters: bool = False,
         dead_letter: Callable[[Delivery, Decision], Any] | None = None,
         attempt: Callable[[Delivery], int] | None = attrgetter("attempt"),
+        on_event: Hook | Iterable[Hook] | None = None,
         **listener: Unpack[ListenerOptions],
     ) -> None:
         run: Any = handler
@@ -88,6 +93,7 @@ class RabbitConsumer:
             reject_dead_letters=reject_dead_letters,
             dead_letter=dead_letter,
             attempt=attempt,
+            on_event=on_event,
             **listener,
         )
 
@@ -107,6 +113,13 @@ class RabbitConsumer:
         listener = self._core.listener
         with listener.stopping_on_sigterm(signal.SIGINT) if is_main else nullcontext():
             asyncio.run(self._core.run())
+
+    def probe(self) -> Probe:
+        """Say how the consumer is; any thread may ask. See `inbox.probes`.
+
+        It is live while its loop turns, and ready while it is connected.
+        """
+        return self._core.probe()
 
     def stop(self) -> None:
         """Stop gracefully. Returns immediately; you can call it from any thread and signal handler."""

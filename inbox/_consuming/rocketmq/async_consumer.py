@@ -3,13 +3,14 @@
 import asyncio
 import logging
 import signal
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
 from datetime import timedelta
 from operator import attrgetter
 from typing import Any, Unpack
 
 from inbox._consuming.journal import ConsumerJournal
+from inbox._consuming.life import ConsumerLife
 from inbox._listening.async_listener import AsyncListener
 from inbox._listening.awaited_listener import AwaitedListener
 from inbox._listening.handler_counts import flush_async
@@ -19,6 +20,8 @@ from inbox_outbox_base.brokers.rocketmq import forking
 from inbox_outbox_base.calls.signals import FAILURES, as_failure, stopping
 from inbox_outbox_base.checks.options import done
 from inbox_outbox_base.errors.inbox import InvalidOption
+from inbox_outbox_base.monitoring.events import Hook
+from inbox_outbox_base.monitoring.life_signs import Probe
 from inbox_outbox_base.words.incoming import Delivery
 
 from . import options, proxies
@@ -61,6 +64,7 @@ class AsyncRocketMQConsumer:
         invisible: float | timedelta = 30,
         max_attempts: int | None = 16,
         dead_letter: str | Callable[[Delivery, Decision], Awaitable[Any]] | None = None,
+        on_event: Hook | Iterable[Hook] | None = None,
         **listener: Unpack[ListenerOptions],
     ) -> None:
         self._member = options.member(url, group, topic, tag)
@@ -90,6 +94,9 @@ class AsyncRocketMQConsumer:
         self._is_running = False
         name = f"consumer of {', '.join(self._member.filters)} in group {group!r}"
         self._journal = ConsumerJournal(_log, name)
+        topics = ", ".join(self._member.filters)
+        self._life = ConsumerLife(name, topics, on_event, self.listener.grace)
+        self.listener.tracing = self._life.tracing
 
     def _check(self, handler: Any) -> None:
         if not may_be_asynchronous(handler):
@@ -99,6 +106,10 @@ class AsyncRocketMQConsumer:
     def stopped(self) -> bool:
         """Whether `stop` has been called."""
         return self.listener.stopped
+
+    def probe(self) -> Probe:
+        """See `RocketMQConsumer.probe`."""
+        return self._life.probe(is_stopping=self.stopped)
 
     def stop(self) -> None:
         """See `RocketMQConsumer.stop`."""
@@ -123,6 +134,13 @@ class AsyncRocketMQConsumer:
         if self.stopped:
             return
         self._journal.say("starts: at %s", self._member.address)
+        self._life.begin()
+        try:
+            await self._consume()
+        finally:
+            self._life.end()
+
+    async def _consume(self) -> None:
         await self._connect()
         if self.stopped:
             await self._abandon()
@@ -133,7 +151,9 @@ class AsyncRocketMQConsumer:
             self._start(work)
         self._sources.start()
         try:
-            await self._stopping.wait()
+            self._look()
+            while not await self._is_stopped_within(_SOON):
+                self._look()
             await self._finish()
         finally:
             await self._abandon()
@@ -146,6 +166,7 @@ class AsyncRocketMQConsumer:
         """Connect, and wait for topics: a server that has just started does not know them for a while."""
         patience = asyncio.get_running_loop().time() + _PATIENCE
         while not self.stopped:
+            self._life.beat()
             try:
                 await self._sources.connect(self._dead_letter)
             except proxies.NoSuchTopic as error:
@@ -155,6 +176,14 @@ class AsyncRocketMQConsumer:
                 await self._is_stopped_within(_SOON)
             else:
                 return
+
+    def _look(self) -> None:
+        """Note that the consumer lives, and whether it is connected."""
+        self._life.beat()
+        if self._sources.are_connected:
+            self._life.connected()
+        else:
+            self._life.disconnected(f"no proxy of {self._member.address} answers")
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any, Unpack
@@ -16,6 +16,8 @@ from inbox_outbox_base.brokers.rocketmq import forking
 from inbox_outbox_base.checks.extras import brought_by
 from inbox_outbox_base.checks.options import is_coroutine_function
 from inbox_outbox_base.errors.inbox import InvalidOption
+from inbox_outbox_base.monitoring.events import Hook
+from inbox_outbox_base.monitoring.life_signs import Probe
 from inbox_outbox_base.words.incoming import Delivery
 
 with brought_by("rocketmq"):
@@ -59,6 +61,8 @@ class RocketMQConsumer:
         dead_letter: a topic, which gets the message with the reason in the property "inbox-reason"; or a
             function of a `Delivery` and its `Decision` that stores the message. None: the topic of the
             group's own dead letters, "%DLQ%<group>", without the reason.
+        on_event: a function of an `inbox.Event`, or several: the connection's begin, loss and return. With
+            `inbox.otel.OtelEvents`, each message has a span.
         concurrency, key, backoff, grace, too_old: as for `Listener`; by default `key` is the message's key.
 
     Raises:
@@ -77,6 +81,7 @@ class RocketMQConsumer:
         invisible: float | timedelta = 30,
         max_attempts: int | None = 16,
         dead_letter: str | Callable[[Delivery, Decision], Any] | None = None,
+        on_event: Hook | Iterable[Hook] | None = None,
         **listener: Unpack[ListenerOptions],
     ) -> None:
         run: Any = handler
@@ -94,6 +99,7 @@ class RocketMQConsumer:
             invisible=invisible,
             max_attempts=max_attempts,
             dead_letter=in_thread(dead_letter) if callable(dead_letter) else dead_letter,
+            on_event=on_event,
             **listener,
         )
 
@@ -114,6 +120,13 @@ class RocketMQConsumer:
         is_main = threading.current_thread() is threading.main_thread()
         with self._core.stopping_on_sigterm(signal.SIGINT) if is_main else nullcontext():
             asyncio.run(self._core.run())
+
+    def probe(self) -> Probe:
+        """Say how the consumer is; any thread may ask. See `inbox.probes`.
+
+        It is live while its loop turns, and ready while a proxy is connected.
+        """
+        return self._core.probe()
 
     def stop(self) -> None:
         """Stop gracefully. Returns immediately; you can call it from any thread and signal handler."""

@@ -102,6 +102,11 @@ class Sources:
         """The messages that are not settled."""
         return [held for source in self._sources.values() for held in source.held]
 
+    @property
+    def are_connected(self) -> bool:
+        """Whether messages arrive from one of them at least."""
+        return any(source.is_connected for source in self._sources.values())
+
     async def connect(self, dead_letter: object) -> None:
         """Connect to all proxies. Raises as `first` does."""
         self._sources = await first(self._member, dead_letter, self._make)

@@ -105,6 +105,11 @@ class Source:
             _log.debug("the connection has just ended: %r", error)
 
     @property
+    def is_connected(self) -> bool:
+        """Whether it has a connection that has not ended."""
+        return self._link is not None and not self._link.ended.is_set()
+
+    @property
     def is_idle(self) -> bool:
         """Whether it is not connected, and has no messages."""
         return self._link is None and not self.held

@@ -12,6 +12,7 @@ from typing import Any
 from inbox_outbox_base.calls.signals import FAILURES, as_failure
 from inbox_outbox_base.databases.letter import Letter
 from inbox_outbox_base.monitoring.events import describe
+from inbox_outbox_base.monitoring.tracing import Tracing
 from inbox_outbox_base.words.outgoing import Accepted, Envelope, Failed, Outcome, Refused, Unknown
 from outbox._publishers.outcomes import as_outcome, in_words
 from outbox._relaying.report import Report, SentMessage
@@ -70,6 +71,9 @@ class Flight:
         self._early: dict[str | None, dict[Letter, Outcome]] = defaultdict(dict)
         """By key, the outcomes of messages in its queue."""
         self._asked = math.inf
+        self._failures = 0
+        self._failure: Outcome | None = None
+        """How many messages the broker has not accepted, and what became of the last one."""
         self._is_taken = False
         """Whether the broker has accepted or refused a message, so does not reject the topic."""
 
@@ -106,7 +110,7 @@ class Flight:
         with self._lock:
             self.is_over = self.is_over or not self._has_begun
 
-    def fly(self, hand_over: HandOver, may_go_on: Callable[[], bool]) -> None:
+    def fly(self, hand_over: HandOver, may_go_on: Callable[[], bool], tracing: Tracing | None = None) -> None:
         """Send the batch, one message of each key at a time unless the publisher keeps their order."""
         with self._lock:
             if self.is_over:
@@ -119,7 +123,7 @@ class Flight:
                     continue
                 if not may_go_on():
                     break
-                self._send(letters, hand_over)
+                self._send(letters, hand_over, tracing)
         except BaseException as error:  # noqa: BLE001 - the relay raises it once the outcomes are written
             self.failure = error
         finally:
@@ -128,7 +132,7 @@ class Flight:
             self.is_over = True
             self._arrived()
 
-    def _send(self, letters: list[Letter], hand_over: HandOver) -> None:
+    def _send(self, letters: list[Letter], hand_over: HandOver, tracing: Tracing | None) -> None:
         """Pass messages to the publisher, and record their outcomes as they arrive.
 
         A message without a usable outcome is unknown: the publisher raised, was interrupted, or gave too few
@@ -138,8 +142,11 @@ class Flight:
         left = dict(enumerate(letters))
         in_turn: list[Any] = []
         silence = Unknown("the publisher gave no answer")
+        envelopes = [letter.envelope for letter in letters]
+        end = tracing.begin(self.topic, envelopes) if tracing else None
+        failures = self._failures
         try:
-            answers = hand_over([letter.envelope for letter in letters])
+            answers = hand_over(envelopes)
             if _are_accepted(answers, len(letters)):
                 self._accept(letters)
                 answers = left = {}
@@ -163,6 +170,8 @@ class Flight:
         finally:  # also after an interruption, which goes on: the outcomes given so far are written
             self._record(zip(left.values(), chain(in_turn, repeat(silence)), strict=False))
             self.rejected_for = None if self._is_taken else self._asked
+            if end is not None:
+                end(self._failures - failures, self._failure)
 
     def _accept(self, letters: list[Letter]) -> None:
         """Record that the broker has taken all of these messages: many times faster, for the usual case."""
@@ -220,6 +229,8 @@ class Flight:
         is_last = letter.failing_for >= self._give_up_after and not isinstance(outcome, Refused)
         answer = SentMessage(letter, outcome, is_last)
         self._report.others.append(answer)
+        self._failures += 1
+        self._failure = outcome
         if letter.key is not None:
             self._failed.add(letter.key)
         self.reason = getattr(outcome, "reason", "")
