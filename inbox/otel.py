@@ -120,9 +120,9 @@ class OtelEvents:
         self._system = system
         self._tracer = trace.get_tracer("inbox", tracer_provider=tracer_provider)
         meter = metrics.get_meter("inbox", meter_provider=meter_provider)
-        self._events = tally_of(meter, meter_provider)
         self._active = meter.create_up_down_counter("inbox.active_handlers", "{handler}", "Running handlers.")
         self._handlers = _seconds(meter, "messaging.process.duration", "Duration of processing operation.")
+        self._events = tally_of(meter, meter_provider, self._handlers)
         self._steps = _seconds(meter, "inbox.step.duration", "Duration of finished steps.")
         self._sent = meter.create_counter(
             "messaging.client.sent.messages", "{message}", "Number of messages producer attempted to send."
@@ -147,12 +147,13 @@ class OtelEvents:
 
     def __call__(self, event: Event) -> None:
         """Count the event, and show it in the message's span."""
+        if event.kind is EventKind.TAKEN:  # the exactly-once path, where each microsecond counts
+            here = context.get_current()
+            self._events.take(self._system, event, here)
+            _show(event, trace.get_current_span(here))
+            return
         self._events.add(self._system, event)
-        if event.kind is EventKind.TAKEN:  # on the exactly-once path, each microsecond counts
-            self._handlers.record(event.seconds, self._processed(event))
-            run = None
-        else:
-            run = self._run(event)
+        run = self._run(event)
         if event.kind in _BEGINS:
             self._begin(event)
         elif event.kind is EventKind.STEP_DONE:
@@ -164,9 +165,7 @@ class OtelEvents:
                 self._send(event)
             elif event.kind is EventKind.PURGED:
                 self._purged.add(event.count, self._labels(event))
-            span = trace.get_current_span() if run is None else run.span
-            if span.is_recording():
-                span.add_event(f"inbox.{event.kind.value}", _details(event))
+            _show(event, trace.get_current_span() if run is None else run.span)
 
     def sending(self, topic: str, messages: Sequence[Envelope]) -> Callable[[int, SendOutcome | None], None]:
         """Begin the span of a call of a relay's publisher; the function that is returned ends it, with the
@@ -304,6 +303,11 @@ def _links(headers: Iterable[Mapping[str, str]]) -> list[Link]:
     found = (trace.get_current_span(propagate.extract(each, _NO_CONTEXT)) for each in headers)
     contexts = (span.get_span_context() for span in found)
     return [Link(each) for each in contexts if each.is_valid]
+
+
+def _show(event: Event, span: Span) -> None:
+    if span.is_recording():
+        span.add_event(f"inbox.{event.kind.value}", _details(event))
 
 
 def _identity(event: Event) -> _Identity:
