@@ -1,7 +1,9 @@
 """Health checks of relays and consumers: over HTTP, and for systemd::
 
-with serve_probes("0.0.0.0:8080", relay), systemd_watchdog(relay):
-    relay.run()
+    with serve_probes("0.0.0.0:8080", relay), systemd_watchdog(relay):
+        relay.run()
+
+Both are off unless you call them.
 """
 
 from inbox._probing.server import Metrics, serve_probes

@@ -26,6 +26,8 @@ with brought_by("otel"):
 
 __all__ = ["OverviewGauges"]
 
+_LONGEST = 9.0
+"""The SDK waits ten seconds for all gauges."""
 _LEAST = 1.0
 """The fewest seconds between two looks: one scrape reads all gauges."""
 _making = threading.Lock()
@@ -46,7 +48,7 @@ class OverviewGauges:
         schema: the PostgreSQL schema of the tables.
         every: how long an answer is used again, in seconds or as `timedelta`: however many readers and
             scrapes there are, this process asks a database no more often. At least one second.
-        timeout: how long to wait for a database, in seconds or as `timedelta`.
+        timeout: how long to wait for a database, in seconds or as `timedelta`; at most 9 seconds.
         meter_provider: None uses the global one; it can have these gauges only once.
 
     Raises:
@@ -70,7 +72,7 @@ class OverviewGauges:
         seconds = options.seconds("every", every)
         if seconds < _LEAST:
             raise InvalidOption(f"every={every!r}: expected at least one second")
-        patience = options.seconds("timeout", timeout)
+        patience = options.seconds("timeout", timeout, _LONGEST)
         self._samplers = {
             name: OverviewSampler(engine, schema, seconds, patience) for name, engine in named.items()
         }
@@ -85,6 +87,8 @@ class OverviewGauges:
             meter.create_observable_gauge(each.name, [observe], each.unit, each.about)
 
     def _observe(self, numbers: Numbers, _: CallbackOptions) -> Iterable[Observation]:
+        for sampler in self._samplers.values():
+            sampler.begin()
         for name, sampler in self._samplers.items():
             own = {"database": name} if name else {}
             for number, labels in numbers(sampler.read()):

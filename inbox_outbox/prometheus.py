@@ -1,10 +1,12 @@
-"""OpenTelemetry's metrics for Prometheus, without a collector. Needs the extra `prometheus`::
+"""OpenTelemetry's metrics for Prometheus, without a collector::
 
-metrics = PrometheusMetrics()
-relay = Relay(engine, publisher, on_event=OtelEvents(meter_provider=metrics.provider))
-OverviewGauges(engine, meter_provider=metrics.provider)
-with serve_probes("0.0.0.0:8080", relay, metrics=metrics):
-    relay.run()
+    metrics = PrometheusMetrics()
+    relay = Relay(engine, publisher, on_event=OtelEvents(meter_provider=metrics.provider))
+    OverviewGauges(engine, meter_provider=metrics.provider)
+    with serve_probes("0.0.0.0:8080", relay, metrics=metrics):
+        relay.run()
+
+Needs the extra `prometheus`.
 """
 
 import threading

@@ -34,6 +34,7 @@ class ConsumerLife(LifeSigns):
     def begin(self, not_ready: str | None = "it is not connected") -> None:
         """The loop begins, without a connection."""
         super().begin(not_ready)
+        self._is_connected = False
 
     def connected(self) -> None:
         """It gets messages from now on."""

@@ -1,6 +1,7 @@
 """The HTTP server that a health check and Prometheus ask."""
 
 import json
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ if TYPE_CHECKING:  # imported at run time only where it is used: few programs se
 Metrics = Callable[[], tuple[bytes, str]]
 """Makes the answer to `/metrics`, and its content type."""
 
+_log = logging.getLogger("inbox.probes")
 _PATIENCE = 10.0
 """Seconds that a client has for its request."""
 _LOOK = 0.1
@@ -61,15 +63,24 @@ def serve_probes(listen: str, *parts: HasProbe, metrics: Metrics | None = None) 
 def _server(listen: str, parts: tuple[HasProbe, ...], metrics: Metrics | None) -> "ThreadingHTTPServer":
     import socket
     from http.server import ThreadingHTTPServer
+    from socketserver import TCPServer
 
     host, port = _place(listen)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    made = type("ProbeServer", (ThreadingHTTPServer,), {"address_family": family, "block_on_close": False})
+
+    class ProbeServer(ThreadingHTTPServer):
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        block_on_close = False
+
+        def server_bind(self) -> None:
+            TCPServer.server_bind(self)  # the other one asks DNS for the machine's name, which may hang
+
+        def handle_error(self, *_: object) -> None:
+            """Nothing: a client has gone before its answer."""
+
     try:
-        server: ThreadingHTTPServer = made((host, port), _handler(parts, metrics))
+        return ProbeServer((host, port), _handler(parts, metrics))
     except (OSError, UnicodeError) as error:
         raise InvalidOption(f"listen={listen!r}: {error}") from None
-    return server
 
 
 def _place(listen: str) -> tuple[str, int]:
@@ -99,6 +110,7 @@ def _handler(parts: tuple[HasProbe, ...], metrics: Metrics | None) -> Any:
             try:
                 status, body, kind = answer(self.path.partition("?")[0])
             except Exception as error:  # noqa: BLE001 - whoever asks has to see that
+                _log.exception("no answer to %s", self.path)
                 status, body, kind = 500, f"{type(error).__name__}\n".encode(), "text/plain"
             self.send_response(status)
             self.send_header("Content-Type", kind)

@@ -78,9 +78,7 @@ def _oldest(found: Halves | None) -> Iterator[Number]:
         yield age, {"topic": topic}
 
 
-def _inbox(
-    of: Callable[[ConsumerOverview], Iterable[Number]],
-) -> Numbers:
+def _inbox(of: Callable[[ConsumerOverview], Iterable[Number]]) -> Numbers:
     def numbers(found: Halves | None) -> Iterator[Number]:
         if found is not None and found.inbox is not None:
             for each in found.inbox.consumers:

@@ -5,11 +5,8 @@ import threading
 import time
 
 from sqlalchemy import Engine
-from sqlalchemy.exc import SQLAlchemyError
 
-from inbox.errors import InboxError
 from inbox_outbox_base.errors import secrets
-from inbox_outbox_base.errors.outbox import OutboxError
 
 from .gauges import unseen
 from .looking import Halves, look
@@ -28,37 +25,43 @@ class OverviewSampler:
     """
 
     def __init__(self, engine: Engine, schema: str | None, every: float, timeout: float) -> None:
+        secrets.remember(engine.url)
         self._engine = engine
         self._schema = schema
         self._every = every
         self._timeout = timeout
         self._lock = threading.Lock()
         self._found: Halves | None = None
-        self._next = 0.0
-        self._looking: threading.Thread | None = None
+        self._next = self._patience = 0.0
+        self._looking = threading.Thread()
         self._is_down = False
         self._unseen: tuple[str, ...] = ()
 
-    def read(self) -> Halves | None:
-        """The overviews, at most `every` seconds old; None while the database does not answer."""
+    def begin(self) -> None:
+        """Ask the database if the last answer is old. One that hangs is not asked a second time meanwhile."""
         with self._lock:
             if time.monotonic() < self._next:
-                return self._found
+                return
+            self._next = time.monotonic() + self._every
             self._found = None
-            # A database that hangs is not asked a second time meanwhile.
-            if self._looking is None or not self._looking.is_alive():
+            self._patience = time.monotonic() + self._timeout
+            if not self._looking.is_alive():
                 self._looking = threading.Thread(target=self._look, name="inbox overview", daemon=True)
                 self._looking.start()
-            self._looking.join(self._timeout)
-            if self._looking.is_alive():
-                self._failed(f"no answer within {self._timeout:g} seconds")
-            self._next = time.monotonic() + self._every
-            return self._found
+
+    def read(self) -> Halves | None:
+        """The overviews; None while the database does not answer."""
+        self.begin()
+        looking = self._looking
+        looking.join(max(0.0, self._patience - time.monotonic()))
+        if looking.is_alive():
+            self._failed(f"no answer within {self._timeout:g} seconds")
+        return self._found
 
     def _look(self) -> None:
         try:
             found = look(self._engine, self._schema)
-        except (SQLAlchemyError, InboxError, OutboxError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, there is no answer
             self._failed(secrets.reason(error))
         else:
             self._found = found

@@ -19,7 +19,7 @@ from inbox_outbox._operating.progress import ProgressLine
 from outbox import Publisher, Relay
 
 from .log import telling
-from .serving import LOGGER, Exports
+from .serving import LOGGERS, Exports
 
 _LAST_BATCH = 10.0
 """Seconds in which a batch of a purge can end; if it does not, the database rolls it back."""
@@ -98,7 +98,7 @@ def run(
     gc.collect()
     gc.freeze()  # otherwise each full collection would look at everything imported
     begun = time.monotonic()
-    logged = telling("outbox.relay", "inbox.purge", LOGGER)
+    logged = telling("outbox.relay", "inbox.purge", *LOGGERS)
     with line, logged, relay.stopping_on_sigterm(signal.SIGINT), exports.serving(relay):
         if until_drained:
             seconds = None if timeout is None else timeout.total_seconds()

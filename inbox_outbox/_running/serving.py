@@ -20,8 +20,8 @@ from .log import telling
 LISTEN = "Answer /live, /ready and /metrics at this address, such as 0.0.0.0:9464."
 Listen = Annotated[str | None, typer.Option(help=f"{LISTEN} By default nowhere.", metavar="HOST:PORT")]
 
-LOGGER = "inbox_outbox.listen"
-_log = logging.getLogger(LOGGER)
+LOGGERS = ("inbox_outbox.listen", "inbox.metrics")
+_log = logging.getLogger(LOGGERS[0])
 
 
 @dataclass(slots=True)
@@ -86,7 +86,7 @@ def metrics(
     """
     ended = SignalSafeEvent()
     with (
-        telling(LOGGER),
+        telling(*LOGGERS),
         exporting(listen, url, schema, "inbox") as exports,
         stopping(ended.set, signal.SIGINT),
         exports.serving(),

@@ -85,6 +85,7 @@ class GroupMember(ABC, Generic[H]):
         names = ", ".join(self._topics)
         self._journal = ConsumerJournal(_log, f"consumer of {names}")
         self._life = ConsumerLife(f"consumer of {names}", names, on_event, self._whole.grace)
+        self._is_member = False
         self._next_question = 0.0
         """When to ask whether a broker answers again; 0 while one does."""
 
@@ -189,7 +190,10 @@ class GroupMember(ABC, Generic[H]):
             self._next_question = time.monotonic() + _QUESTION_EVERY
         else:
             self._next_question = 0.0
-            self._life.connected()
+            if self._is_member:
+                self._life.connected()
+            else:
+                self._life.not_ready("it is not in its group")
 
     def _fetched(self, consumer: Consumer) -> list[Message]:
         first = consumer.poll(_TURN)
@@ -224,6 +228,7 @@ class GroupMember(ABC, Generic[H]):
             lane = PartitionLane(each, self._new_listener, self._decide_and_count, self._batch)
             self._lanes[each.topic, each.partition] = lane
         self._say_owned()
+        self._is_member = True
         self._life.connected()
 
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
@@ -243,6 +248,7 @@ class GroupMember(ABC, Generic[H]):
             "(max.poll.interval.ms, session.timeout.ms). Its uncommitted messages are delivered again: %s",
             _named((each.topic, each.partition) for each in partitions),
         )
+        self._is_member = False
         self._life.disconnected("the group has dropped this consumer")
         for lane in lanes:
             lane.stop()
