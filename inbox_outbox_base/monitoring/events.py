@@ -115,7 +115,8 @@ class Event:
         stored_digest: the digest of the payload with which the key was taken.
         count: how many messages the event is about. A relay sends an event for each topic and batch, a purge
             for each batch.
-        ages: of sent messages, for each the seconds since it was published, or due if it was delayed.
+        ages: of at most 32 of the sent messages, evenly chosen, the seconds since each was published, or due
+            if it was delayed.
     """
 
     kind: EventKind

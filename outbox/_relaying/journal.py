@@ -1,6 +1,7 @@
 """A relay's log lines, its summary each minute, and its events for monitoring."""
 
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ from .report import Report
 _log = logging.getLogger("outbox.relay")
 
 MINUTE = 60.0
+_MOST_AGES = 32
+"""The most ages in an event."""
 
 
 class RelayJournal:
@@ -98,11 +101,16 @@ def events(report: Report) -> Iterator[Event]:
             count=len(group),
             seconds=report.seconds,
             error=reason,
-            ages=tuple(_age(each, now) for each, _ in group) if kind is EventKind.SENT else (),
+            ages=_ages([each for each, _ in group], now) if kind is EventKind.SENT else (),
         )
         if event.count == 1:
             event = replace(event, message_id=letter.id, key=letter.key or "", attempt=letter.attempts + 1)
         yield event
+
+
+def _ages(letters: list[Letter], now: datetime) -> tuple[float, ...]:
+    """Of some messages, evenly chosen: those of one batch are much alike."""
+    return tuple(_age(each, now) for each in letters[:: math.ceil(len(letters) / _MOST_AGES)])
 
 
 def _age(letter: Letter, now: datetime) -> float:
