@@ -176,7 +176,7 @@ def _grouped(place: Place, found: Found, most: int) -> list[CauseGroup]:
     if not found:
         return []
     every: list[StoredMessage | Record] = [*found]
-    kind, places = unpacked(found.seen)
+    kind, *places = unpacked(found.seen)
     for each, seen in zip(every, places, strict=True):
         if isinstance(each, Record):
             of, name, since = each.consumer, each.key, each.updated_at

@@ -5,6 +5,7 @@ from typing import Any
 import inbox
 from inbox import ConsumerOverview, Record, Status
 
+from ._charts import consumer_charts
 from ._pages import Asked, Page, PagePart, missing, read_all
 
 _MESSAGES = 50
@@ -27,7 +28,13 @@ def consumer(asked: Asked) -> Page:
     listed = {status: _listed(asked, found, status) for status in _SHOWN}
     reading, schema = asked.site.reading, asked.site.schema
     refused = read_all(lambda: inbox.refused(reading, consumer=name, limit=_MESSAGES, schema=schema))
-    values = {"consumer": found, "listed": listed, "refused": refused, "most": _MESSAGES}
+    values = {
+        "consumer": found,
+        "charts": consumer_charts(asked, name),
+        "listed": listed,
+        "refused": refused,
+        "most": _MESSAGES,
+    }
     return Page("consumer.html", name, "consumers", values)
 
 

@@ -2,9 +2,10 @@
 
 import inbox
 import outbox
-from inbox_outbox._exit import LATE, NO_RELAY, OVERDUE, STOPPED
+from inbox_outbox._exit import LATE, NO_RELAY, NOT_TAKEN, OVERDUE, STOPPED
 from outbox import MessageState, StoredMessage, TopicOverview
 
+from ._charts import charts, topic_charts
 from ._pages import Asked, Page, missing, read_all
 from ._pulse import problems_in
 
@@ -12,7 +13,7 @@ _FIRST = 10
 """The topics and consumers on the first page."""
 _MESSAGES = 50
 _DECISIONS = 200
-_LINKS = {NO_RELAY: "relays", LATE: "topics", STOPPED: "stopped", OVERDUE: "consumers"}
+_LINKS = {NO_RELAY: "relays", NOT_TAKEN: "topics", LATE: "topics", STOPPED: "stopped", OVERDUE: "consumers"}
 """By the exit code of `inbox-outbox health`, the page about a problem."""
 
 
@@ -30,6 +31,7 @@ def overview(asked: Asked) -> Page:
         "outbox": found.outbox,
         "unseen": found.unseen,
         "first": _FIRST,
+        "charts": charts(asked),
     }
     return Page("overview.html", "Overview", "overview", values)
 
@@ -53,6 +55,7 @@ def topic(asked: Asked) -> Page:
         "name": name,
         "topic": found,
         "line": line,
+        "charts": topic_charts(asked, name),
         "dead": dead,
         "pauses": [each for each in pauses.value if each.topic in (name, "*")],
         "all_pauses": pauses,

@@ -14,6 +14,7 @@ from inbox_outbox_base.checks.options import shown
 from inbox_outbox_base.databases.registry import looking
 from inbox_outbox_base.databases.taking import LEVEL
 
+from ._kept import KeptAnswers
 from ._pulse import Pulse
 
 _NAME = re.compile(r"(?!static$)[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -49,6 +50,7 @@ class Site:
         self.stores = (SqlStore(engine, schema=schema), *stores)
         self.records = (SqlStore(self.reading, schema=schema), *stores)
         self.pulse = Pulse(self.reading, schema)
+        self.kept = KeptAnswers()
 
 
 def sites_of(engine: Any, stores: Any, schema: str | None, show: Show | None) -> list[Site]:

@@ -1,6 +1,7 @@
 """Makes the pictures of docs/web.md: `python -m tests.web.pictures`."""
 
 from datetime import UTC, datetime, timedelta
+from math import sin
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from sqlalchemy import Engine, create_engine, insert, update
 import outbox
 from examples.embedded_postgres import EmbeddedPostgres
 from inbox import Inbox, SqlStore, StatusInbox
+from inbox.schema import tables
 from outbox import Accepted, Envelope, Outbox, Outcome, Refused, Relay, Unavailable
 from tests.support.database import make_tables
 from tests.support.outbox_publishers import TABLES, Recorder
@@ -55,6 +57,22 @@ def happen(engine: Engine) -> None:
     halt(engine, "order-1")
 
 
+def pass_an_hour(engine: Engine) -> None:
+    """An hour by the minute: for a while no relay ran, then some topics became slow."""
+    now = datetime.now(UTC).replace(second=0, microsecond=0)
+    rows = []
+    for ago in range(1, 60):
+        slow = max(0, 20 - ago)
+        sent = round((600 + 60 * sin(ago / 4) + 35 * sin(ago)) * (0.55 if slow else 1))
+        numbers = {"pending": 9 + ago % 4 + 2 * slow, "oldest": 1 + 150 * slow, "accepted": round(0.8 * sent)}
+        numbers |= {"sent": sent, "unavailable": slow % 4, "died": int(slow % 7 == 3)}
+        if not 31 < ago < 37:
+            given = {"minute": now - timedelta(minutes=ago), "source": "", "name": ""}
+            rows += [given | {"kind": kind, "number": number} for kind, number in numbers.items()]
+    with engine.begin() as connection:
+        connection.execute(insert(tables().minute), rows)
+
+
 def publish(engine: Engine, topic: str, count: int) -> None:
     """Messages of nine orders."""
     with engine.begin() as connection:
@@ -68,8 +86,9 @@ def main() -> None:
         make_tables(server.url)
         engine = create_engine(server.url)
         happen(engine)
+        pass_an_hour(engine)
         browser = playwright.chromium.launch(executable_path=PROGRAM, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1080, "height": 620})
+        page = browser.new_page(viewport={"width": 1080, "height": 700})
         with served(engine) as at:
             for name, path in PICTURES.items():
                 page.goto(at + path)

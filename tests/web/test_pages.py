@@ -75,6 +75,7 @@ def test_what_the_pages_show(migrated: Database) -> None:
     assert "by ann: the printer burns" in paused
     assert "billing" in ann.see("/consumers")
     assert f"no address {SCRIPT}" in ann.see("/consumer", name="orders")
+    assert "Last purge none is recorded" in ann.see("/consumer", name="billing")
     stopped = "1 message of keys that were taken with another payload was refused within a day (billing)."
     assert stopped in overview
     billing = ann.see("/consumer", name="billing")
@@ -174,6 +175,11 @@ def test_a_role_that_may_only_look(postgres: Database) -> None:
         message = ann.see("/message", q="a")
         assert "No relay is running." in message
         assert "Not seen: permission denied for table outbox_sent" in message
+        assert "There are no numbers of this time." in ann.see("/")
+        app.revoke(Right("SELECT", "ops_minute"))
+        unseen = Visit(database.engine()).see("/")
+        assert unseen.count("Not seen: permission denied for table ops_minute") == 1
+        assert "mail 1" in unseen
         app.revoke(Right("SELECT", "outbox_message"))
         assert "permission denied for table outbox_message" in Visit(database.engine()).see("/")
         database.dispose()
