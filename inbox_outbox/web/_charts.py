@@ -51,7 +51,8 @@ _OF_CONSUMER: Plan = {
         ("dead or halted", PlotUnit.COUNT, _GIVEN_UP),
     ),
 }
-_SHORTEST = timedelta(minutes=1)
+_MINUTE = timedelta(minutes=1)
+_SHORTEST = timedelta(seconds=15)
 """How much of an interval must be over before it has a number a minute."""
 
 Found = PagePart[Series | None]
@@ -162,7 +163,7 @@ def _line(
     now, step = max(each.now for each in series), series[0].step
     elapsed = [min(step, now - at) for at in times]
     rates = [
-        None if at not in sums or over < _SHORTEST else sums[at] * _SHORTEST / over
+        None if at not in sums or over < _SHORTEST else sums[at] * _MINUTE / over
         for at, over in zip(times, elapsed, strict=True)
     ]
     return PlotLine(name, unit, rates)
