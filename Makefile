@@ -1,5 +1,6 @@
 # Two commands do everything, on any machine with Python 3.11 or newer:
 #   make demo    the main job on real data, on an embedded PostgreSQL; nothing to install, no Docker
+#                (ARGS=--web: with a web page of its database meanwhile)
 #   make test    what a change must not break: style, types, import direction, tests on real servers
 # Two more for who changes the code:
 #   make check     style, types and import direction alone

@@ -12,5 +12,5 @@ Act three: three programs, killed at random, write the first 4,000 departures to
 to others: one commits and then sends, one sends and then commits, and one has an outbox, whose relays are
 killed as well. What was committed is compared with what a consumer received.
 
-    python -m examples.demo [--act 1|2|3] [--messages N] [--url URL]
+    python -m examples.demo [--act 1|2|3] [--messages N] [--url URL] [--web]
 """

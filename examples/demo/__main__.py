@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from rich.console import Console
 from sqlalchemy import URL, Engine, create_engine
@@ -11,7 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from examples import _spark
 from examples._common import add_url, database, forget, url_of
 from examples.demo import __doc__ as about
-from examples.demo import flights, report, stream, third_act, totals
+from examples.demo import flights, page, report, stream, third_act, totals
 from examples.demo.broker import Broker
 from examples.demo.fleet import Fleet
 from examples.demo.flights import Departure
@@ -32,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         departures = flights.read()
         show_key(console, departures)
-        with database(given) as url:
+        with database(given) as url, page.shown(console, url) if options.web else nullcontext():
             return acts(console, url, departures[: options.messages], options)
     except KeyboardInterrupt:
         console.print("interrupted")
@@ -145,6 +146,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--act", type=int, choices=(1, 2, 3), help="only this one (default: all)")
     parser.add_argument("--messages", type=_positive, metavar="N", help="only the first N (default: all)")
     parser.add_argument("--workers", type=_positive, default=4, metavar="N", help="processes (default: 4)")
+    parser.add_argument("--web", action="store_true", help="meanwhile, show the database in a web page")
     return parser
 
 

@@ -94,9 +94,10 @@ def test_the_demo_can_fail(postgres: Database, tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_single_message_is_enough() -> None:
-    """The demo runs with a single message, too."""
-    done = run(command("examples.demo", "--act", "1", "--messages", "1"))
-    assert done.returncode == 0, done.stdout + done.stderr
+    """The demo runs with a single message, too, and with a web page meanwhile."""
+    done = run(command("examples.demo", "--act", "1", "--messages", "1", "--web"))
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+    assert "while the demo runs: http://127.0.0.1:" in done.stdout
 
 
 def test_the_demo_says_why_it_cannot_run(
