@@ -12,7 +12,7 @@ from inbox import SqlStore, Store
 from inbox.errors import InvalidOption
 from inbox_outbox_base.checks.options import shown
 from inbox_outbox_base.databases.registry import looking
-from inbox_outbox_base.databases.taking import LEVEL
+from inbox_outbox_base.databases.taking import IMPATIENT, LEVEL
 
 from ._kept import KeptAnswers
 from ._pulse import Pulse
@@ -97,7 +97,7 @@ def _stores(given: Any) -> list[Store]:
 def _reading(engine: Engine) -> Engine:
     """The engine, with the same pool, in transactions that can only look."""
     looker = looking(engine.dialect.name)
-    own = engine.execution_options()
+    own = engine.execution_options(**{IMPATIENT: True})
 
     def begin(connection: Connection) -> None:
         if connection.get_execution_options().get(LEVEL) != "AUTOCOMMIT":

@@ -102,6 +102,10 @@ LEVEL = "inbox_isolation_level"
 """An option of engines: the isolation level of the connections that `connected` makes of them. SQLAlchemy's
 own option gives way to that of the engine from which an engine is derived, and to listeners."""
 
+IMPATIENT = "inbox_impatient"
+"""An option of engines: whoever made it limits the time of statements, so one that took too long is not tried
+again."""
+
 
 def at_level(engine: Engine, level: str) -> Engine:
     """The engine with this isolation level, whatever level it has itself; for `connected`."""

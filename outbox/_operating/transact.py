@@ -9,7 +9,8 @@ from sqlalchemy.exc import DBAPIError
 from inbox import is_transient
 from inbox_outbox_base.calls.retry import retry
 from inbox_outbox_base.databases.registry import relaying
-from inbox_outbox_base.databases.taking import at_level
+from inbox_outbox_base.databases.taking import IMPATIENT, at_level
+from inbox_outbox_base.errors.codes import is_passing
 from inbox_outbox_base.errors.outbox import InvalidOption, UnsafeDatabase, UnusableConnection
 from inbox_outbox_base.transactions.connect import connected, transacted
 from inbox_outbox_base.transactions.safety import check_sees_all
@@ -28,8 +29,9 @@ def transact(
     work: Callable[[Connection], T],
     read: Sequence[Table] | None = None,
 ) -> T:
-    """Run one transaction at a relay's isolation level; retry transient errors. `read` names the tables that
-    it reads; None is all of the outbox.
+    """Run one transaction at a relay's isolation level; retry transient errors, but on an impatient engine
+    not those that the work itself may have caused. `read` names the tables that it reads; None is all of the
+    outbox.
 
     Raises:
         UnsafeDatabase: row-level policies hide rows of these tables from this role.
@@ -41,6 +43,8 @@ def transact(
     database = relaying(_usable(engine).dialect.name, tables)
     own = at_level(engine, database.own_isolation)
 
+    may_pass = is_passing if engine.get_execution_options().get(IMPATIENT) else is_transient
+
     def on_all_rows(connection: Connection) -> T:
         check_sees_all(connection, every(tables) if read is None else read, UnsafeDatabase)
         return work(connection)
@@ -50,7 +54,7 @@ def transact(
             return transacted(connection, on_all_rows)
 
     try:
-        return retry(once, _TRIES, lambda error, _: isinstance(error, DBAPIError) and is_transient(error))
+        return retry(once, _TRIES, lambda error, _: isinstance(error, DBAPIError) and may_pass(error))
     except DBAPIError as error:
         raise_clearer(engine, tables, error)
 
