@@ -20,13 +20,11 @@ import threading
 from collections import deque
 from collections.abc import Iterable
 from contextvars import ContextVar
-from dataclasses import replace
 from typing import NamedTuple
 
 from inbox._refusing.refusal import RefusalNote
 from inbox_outbox_base.errors.groups import leaves
 from inbox_outbox_base.errors.inbox import GiveUp, InvalidOption, InvalidResult, NotTaken, TransactionEnded
-from inbox_outbox_base.monitoring.events import stored
 from inbox_outbox_base.words.incoming import Verdict
 
 _LOSES_LEAST = (
@@ -66,7 +64,7 @@ class Recordings:
         self._answer: Recorded | None = None
         self._refused: list[RefusalNote] | None = []
         self.failed: RefusalNote | None = None
-        """The message, in an inbox that its handler's error has left and that keeps no record of it."""
+        """The message, in the last inbox that an error has left, unless that inbox has a record of it."""
 
     def begin(self) -> None:
         """Call this in the context in which the message is going to be handled."""
@@ -80,6 +78,7 @@ class Recordings:
         """Note what a claim has recorded because of this error."""
         with self._lock:  # threads of the handler may end their claims at the same time
             self._errors.extend(leaves(error))
+            self.failed = None
             self._answer = _together([recorded] if self._answer is None else [self._answer, recorded])
 
     def refuse(self, note: RefusalNote) -> bool:
@@ -89,11 +88,6 @@ class Recordings:
                 return False
             self._refused.append(note)
             return True
-
-    def give_up(self, error: Exception) -> None:
-        """The listener gives up the message after this error, and no inbox has recorded that."""
-        if self.failed is not None:
-            self.refuse(replace(self.failed, error=stored(error)))
 
     def take_refused(self) -> list[RefusalNote]:
         """What was refused; the listener has decided."""

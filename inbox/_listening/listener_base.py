@@ -175,7 +175,7 @@ class ListenerBase:
     def _judge(self, job: MessageJob, outcome: Outcome) -> Decision:
         """The decision for an outcome."""
         outcome = self._unless_failed_too_often(job, outcome)
-        settle(job.recordings, job.message)
+        settle(job.recordings, job.message, outcome)
         action, delay, reason = self._action(outcome), 0.0, str(outcome.verdict)
         if outcome.error is not None:
             cause = stored(outcome.error)
@@ -256,10 +256,7 @@ def caught(error: Exception, recordings: Recordings) -> Outcome:
     """The outcome of a handler that raised."""
     answer = recordings.answer(error)
     if answer is None:
-        if find(error, GiveUp) is None:
-            return Outcome(Verdict.NEW, error=error)
-        recordings.give_up(error)
-        return Outcome(Verdict.DEAD, error=error)
+        return Outcome(Verdict.NEW if find(error, GiveUp) is None else Verdict.DEAD, error=error)
     is_refused = answer.verdict is not Verdict.NEW and only(error, NotTaken)
     return Outcome(answer.verdict, retry_after=answer.retry_after, error=None if is_refused else error)
 

@@ -13,10 +13,12 @@ from sqlalchemy import Connection, Engine
 from inbox._refusing.recording import record
 from inbox._refusing.refusal import RefusalNote, written
 from inbox_outbox_base.databases.taking import Attempt
+from inbox_outbox_base.monitoring.events import stored
 from inbox_outbox_base.words.incoming import Delivery, Verdict
 from inbox_outbox_base.words.outgoing import Envelope
 
 from .counting import Recordings, current
+from .outcome import Outcome
 
 Records = Literal["listening", "always", "never"]
 """Which refusals an inbox records: those about which a listener decides, all, or none."""
@@ -42,8 +44,10 @@ def fail(records: Records, note: RefusalNote) -> None:
         recordings.failed = note
 
 
-def settle(recordings: Recordings, message: object) -> None:
-    """The listener has decided about the message; record what was refused."""
+def settle(recordings: Recordings, message: object, outcome: Outcome) -> None:
+    """The listener decides about the message; record what was refused."""
+    if outcome.verdict is Verdict.DEAD and outcome.error is not None and recordings.failed is not None:
+        recordings.refuse(replace(recordings.failed, error=stored(outcome.error)))
     for each in recordings.take_refused():
         record(_placed(each, message))
 

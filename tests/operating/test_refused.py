@@ -144,10 +144,10 @@ def test_asynchronous_inboxes(migrated: Database) -> None:
             await listener.decide([delivery("a", b"%d" % number)], bill)
             await asyncio.sleep(0.1)
         await flush_async(bill)
+        assert [(each.key, each.times) for each in inbox.refused(migrated.engine())] == [("a", 2)]
         await engine.dispose()
 
     asyncio.run(main())
-    assert [(each.key, each.times) for each in inbox.refused(migrated.engine())] == [("a", 2)]
 
 
 @on("sqlite")
@@ -215,6 +215,14 @@ def test_status_table_mode(engine: Engine) -> None:
     recording.flush()
     found = [(each.consumer, each.key, each.kind) for each in listed(engine, 2)]
     assert sorted(found) == [("orders", "a", "mismatch"), ("orders", "c", "too_old")]
+
+    def part(message: Delivery) -> Outcome:
+        with orders.claim(message.key or ""), parts.transaction(engine, message.key or ""):
+            raise GiveUp
+
+    assert decide(part, delivery("e")) == ["dead_letter"]
+    recording.flush()
+    assert inbox.refused(engine, consumer="parts") == []
 
     @Inbox("billing").handler(engine, key=lambda m: m.key)
     def bill(_: Connection, message: Delivery) -> None:
