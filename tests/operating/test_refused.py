@@ -226,12 +226,18 @@ def test_status_table_mode(engine: Engine) -> None:
 
     @Inbox("billing").handler(engine, key=lambda m: m.key)
     def bill(_: Connection, message: Delivery) -> None:
-        with orders.claim("part"):
+        with orders.claim(f"part of {message.key}"):
             raise GiveUp
 
-    assert decide(bill, delivery("d")) == ["dead_letter"]
+    def answered(message: Delivery) -> Outcome:
+        try:
+            return bill(message)
+        except GiveUp as error:
+            return Outcome(Verdict.DEAD, error=error)
+
+    assert decide(bill, delivery("d")) == decide(answered, delivery("e")) == ["dead_letter"]
     recording.flush()
-    assert [each.kind for each in listed(engine, consumer="billing")] == ["dead"]
+    assert [each.kind for each in listed(engine, 2, consumer="billing")] == ["dead", "dead"]
 
 
 @on("sqlite")
