@@ -14,6 +14,7 @@ from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 
 from inbox._listening.async_listener import AsyncListener
+from inbox._listening.counting import leaves_transaction
 from inbox._listening.listener_factory import Listens
 from inbox._listening.outcome import Outcome
 from inbox._operating.purge import Purged, purge
@@ -152,6 +153,9 @@ class AsyncInbox(Consumer, Listens[AsyncListener]):
                 except BaseException as error:
                     await handle.run_sync(transaction.roll_back, error)
                     raise
+        except BaseException as error:
+            leaves_transaction(error)
+            raise
         finally:
             transaction.leave()
             if self.hooks:

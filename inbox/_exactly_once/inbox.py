@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session, scoped_session
 
+from inbox._listening.counting import leaves_transaction
 from inbox._listening.listener import Listener
 from inbox._listening.listener_factory import Listens
 from inbox._listening.outcome import Outcome
@@ -203,6 +204,9 @@ class Inbox(Consumer, Listens[Listener]):
                 except BaseException as error:
                     transaction.roll_back(handle, error)
                     raise
+        except BaseException as error:
+            leaves_transaction(error)
+            raise
         finally:
             if self.hooks:
                 transaction.tell(self.hooks)

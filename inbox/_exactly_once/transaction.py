@@ -24,11 +24,11 @@ from inbox_outbox_base.databases.taking import LEVEL, Attempt, Stored, pooled
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.blame import AFTER_BODY, COMMIT, OWN
 from inbox_outbox_base.errors.groups import find
-from inbox_outbox_base.errors.inbox import CommitLost, TransactionAborted, TransactionEnded, TransientError
+from inbox_outbox_base.errors.inbox import CommitLost, TransactionAborted, TransactionEnded
 from inbox_outbox_base.monitoring.events import OF_VERDICT, Event, EventKind, Hooks, digests_of
-from inbox_outbox_base.transactions import ending, failed_commit, forked, interrupted
+from inbox_outbox_base.transactions import ending, failed_commit, forked
 from inbox_outbox_base.transactions.connect import begin, drop_read_only, on_connection
-from inbox_outbox_base.transactions.joining import LOST, lost_before, roll_back
+from inbox_outbox_base.transactions.joining import lost, lost_before, roll_back
 from inbox_outbox_base.transactions.session import (
     BindArguments,
     bind_of,
@@ -211,7 +211,7 @@ class Transaction:
             return
         if self.verdict is Verdict.NEW:
             fail(self._terms.records, note_of(self.connection, self._attempt, Verdict.DEAD))
-        lost = lost_before(getattr(self, "connection", None), error)
+        cause = lost_before(getattr(self, "connection", None), error)
         end = self._end_after(error)
         self.leave()
         if self.verdict is Verdict.NEW:
@@ -225,8 +225,8 @@ class Transaction:
         )
         if end != "open":
             self._check_not_committed(error, is_lost=end == "lost")
-        if lost is not None:
-            raise lost from error
+        if cause is not None:
+            raise cause from error
 
     def _end_after(self, error: BaseException) -> ending.After:
         """Whether an error of the body's own came after the end of the transaction."""
@@ -276,8 +276,8 @@ class Transaction:
                 "the body committed or rolled back: the inbox row and the writes after that are not in one "
                 "transaction"
             )
-        if interrupted.is_lost(self.connection):
-            raise TransientError(LOST)
+        if (error := lost(self.connection)) is not None:
+            raise error
         # SQLAlchemy itself has rolled back, after an error in a flush or an interruption.
         if not self._transaction.is_active or self.connection.invalidated:
             raise TransactionAborted("the body swallowed an error that had ended the transaction")

@@ -1,67 +1,47 @@
 """Who counts a failure of a message: its listener, unless an inbox of status-table mode has counted it in the
 record of the same message. Then the listener also follows that record: deliver the message again, or not.
 
-The rule: a claim answers for the listener's message, and for the errors that came out of it, unless the
-exactly-once path has taken a message before it, whose part the claim then is. So
+An error is judged where it leaves an inbox, a claim or a transaction. The judgement holds also for what is
+raised because of the error, or while it is handled (`__cause__`, else `__context__`), and for a group if each
+of its errors has one. So
 
-- an error came out of a claim if it left the claim's block, or was raised because of such an error, or while
-  one was handled (`__cause__`, else `__context__`); a group also if each of its errors did. `GiveUp` and the
-  other errors that are answers themselves did not;
-- several claims answer together, also one inside another: while one of them may still succeed, the message is
-  delivered again;
-- what was recorded is kept with the message, in a context variable, and not on the error: several messages
-  may get the same object, as from a future for which they all waited.
+- the listener does not count a failure that a claim has recorded, a refusal, an inbox's own error, or a lost
+  lease. `GiveUp` and the other errors that are answers themselves are judged by themselves;
+- the listener counts a failure of a body on the exactly-once path, and of a claim that does not answer for
+  the message: it has no record, or it is for a part of a message that the exactly-once path has taken;
+- an error that was only raised while a final answer was handled does not give the message up: the listener
+  judges it;
+- several claims answer together, also one inside another: while one of them may still succeed, or is still
+  open, the message is delivered again. If no record counts that, the listener does.
 
-In doubt both count, and the message is delivered again: in a thread without the message's context, if `_MOST`
-other errors have left claims since, and after a transaction that has taken a message and ended.
+A judgement is kept on the error, but only for its message: several messages may get the same object, as from
+a future for which they all waited. In doubt both count, and the message is delivered again: in a thread
+without the message's context, and after a transaction that has taken a message and ended.
 """
 
 import threading
-from collections import deque
-from collections.abc import Iterable
 from contextvars import ContextVar
-from typing import NamedTuple
 
 from inbox._refusing.refusal import RefusalNote
-from inbox_outbox_base.errors.groups import leaves
-from inbox_outbox_base.errors.inbox import GiveUp, InvalidOption, InvalidResult, NotTaken, TransactionEnded
+from inbox_outbox_base.errors.blame import is_failure
+from inbox_outbox_base.errors.groups import walk
+from inbox_outbox_base.errors.inbox import NotTaken
 from inbox_outbox_base.words.incoming import Verdict
 
-_LOSES_LEAST = (
-    Verdict.NEW,
-    Verdict.IN_FLIGHT,
-    Verdict.DEAD,
-    Verdict.HALTED,
-    Verdict.MISMATCH,
-    Verdict.TOO_OLD,
-)
-"""Which verdict counts, if several inboxes of one handler have failed or refused the message."""
-
-_ANSWERS = (GiveUp, InvalidOption, InvalidResult, TransactionEnded)
-"""What the code around a claim raises to decide about the message itself."""
-
-_MOST = 100
-"""The most errors that are kept, with all that their frames refer to: a handler may go on after each."""
-
-
-class Recorded(NamedTuple):
-    """An inbox's answer to a message whose handler raised an error."""
-
-    verdict: Verdict
-    """`NEW` if it failed, and another attempt follows."""
-    retry_after: float | None
-    """Seconds after which to deliver the message again; None if it is given up, or if nobody knows."""
+from .judgements import PASSING, Recorded, answers_to, judge, judged, together
 
 
 class Recordings:
-    """What inboxes have recorded and refused while one message of a listener was handled."""
+    """What inboxes have answered and refused while one message of a listener was handled."""
 
     def __init__(self) -> None:
         self.is_heard = True
         """Whether claims that begin now answer for the message."""
-        self._lock = threading.Lock()
-        self._errors: deque[BaseException] = deque(maxlen=_MOST)
+        self._lock = threading.Lock()  # threads of the handler may end their claims at the same time
+        self._open: list[ClaimedPart] = []
         self._answer: Recorded | None = None
+        self._may_succeed = False
+        """Whether a claim has failed, or was refused, that does not answer for the message."""
         self._refused: list[RefusalNote] | None = []
         self.failed: RefusalNote | None = None
         """The message, in the last inbox that an error has left, unless that inbox has a record of it."""
@@ -72,14 +52,34 @@ class Recordings:
 
     def end(self) -> None:
         """The message is handled: claims of tasks that it has left behind are not heard."""
-        self.is_heard, self._errors = False, deque(maxlen=0)
+        self.is_heard = False
 
-    def add(self, error: BaseException, recorded: Recorded) -> None:
-        """Note what a claim has recorded because of this error."""
-        with self._lock:  # threads of the handler may end their claims at the same time
-            self._errors.extend(leaves(error))
-            self.failed = None
-            self._answer = _together([recorded] if self._answer is None else [self._answer, recorded])
+    def opened(self, part: "ClaimedPart") -> None:
+        """A claim has begun."""
+        with self._lock:
+            self._open.append(part)
+
+    def closed(self, part: "ClaimedPart", error: BaseException | None, answer: Recorded | None) -> None:
+        """A claim has ended; see `ClaimedPart.end`."""
+        heard = answer if part.answers else None
+        with self._lock:
+            self._open.remove(part)
+            if heard is not None:
+                self._answer = heard if self._answer is None else together([self._answer, heard])
+                self.failed = None
+            elif error is not None or answer is not None:
+                self._may_succeed = True
+            for each in () if error is None else walk(error):
+                judge(each, self, heard, is_claims=True)
+
+    def left(self, error: BaseException) -> None:
+        """An error has left a transaction of the exactly-once path."""
+        with self._lock:
+            for each in walk(error):
+                before = judged(each, self)
+                if not isinstance(each, NotTaken) and (before is None or before.answer is None):
+                    answer = None if is_failure(each) else Recorded(Verdict.NEW, None)
+                    judge(each, self, answer, is_claims=False)
 
     def refuse(self, note: RefusalNote) -> bool:
         """Keep what an inbox has refused until the listener decides; False if it has."""
@@ -97,16 +97,45 @@ class Recordings:
 
     def answer(self, error: BaseException) -> Recorded | None:
         """The answer of the message's inboxes to the error that its handler has raised, refusals included;
-        None if there is an error that no inbox knows."""
-        recorded = {id(each) for each in tuple(self._errors)}
-        refusals = [each for each in leaves(error) if isinstance(each, NotTaken)]
-        if not (
-            all(isinstance(each, NotTaken) or _came_out(each, recorded) for each in leaves(error))
-            or _came_out(error, recorded)
-        ):
-            return None
-        answers = [Recorded(each.verdict, each.retry_after) for each in refusals]
-        return _together([*answers, self._answer] if self._answer is not None else answers)
+        None if the listener has to judge it."""
+        with self._lock:
+            if (answers := answers_to(error, self)) is None:
+                return None
+            answer = together(answers if self._answer is None else [*answers, self._answer])
+            if answer.verdict in PASSING:
+                return answer
+            if any(each.answers for each in self._open):
+                return Recorded(Verdict.NEW, None)
+            return None if self._open or self._may_succeed else answer
+
+    def has_claimed(self, error: BaseException) -> bool:
+        """Whether the error has left a claim."""
+        judgements = [judged(each, self) for each in walk(error)]
+        return any(each is not None and each.is_claims for each in judgements)
+
+
+class ClaimedPart:
+    """What a claim tells the listener, from before its store is asked until its end is recorded."""
+
+    __slots__ = ("_recordings", "answers")
+
+    def __init__(self) -> None:
+        self._recordings = current()
+        self.answers = self._recordings is not None and self._recordings.is_heard
+        """Whether the claim answers for the message."""
+        if self._recordings is not None:
+            self._recordings.opened(self)
+
+    def end(self, error: BaseException | None, answer: Recorded | None) -> None:
+        """The claim has ended.
+
+        Args:
+            error: what leaves its block; None if nothing does, or if there was no block.
+            answer: what it has recorded because of the error, or why it may succeed later; None if it has
+                succeeded, or if nobody has counted the error.
+        """
+        if self._recordings is not None:
+            self._recordings.closed(self, error, answer)
 
 
 _current: ContextVar[Recordings | None] = ContextVar("inbox_recordings", default=None)
@@ -117,37 +146,13 @@ def current() -> Recordings | None:
     return _current.get()
 
 
-def answering() -> Recordings | None:
-    """What a claim that begins now tells its end to; None if it does not answer for a listener's message."""
-    recordings = current()
-    return recordings if recordings is not None and recordings.is_heard else None
-
-
 def takes_message() -> None:
     """The exactly-once path has taken a message: claims that begin from now on are for parts of it."""
     if (recordings := current()) is not None:
         recordings.is_heard = False
 
 
-def _together(answers: Iterable[Recorded]) -> Recorded:
-    """The one that loses least, and the longest delay."""
-    verdicts, delays = zip(*answers, strict=True)
-    known = [each for each in delays if each is not None]
-    return Recorded(min(verdicts, key=_LOSES_LEAST.index), max(known, default=None))
-
-
-def _came_out(error: BaseException | None, recorded: set[int], above: frozenset[int] = frozenset()) -> bool:
-    """Whether it is one of these errors, or was raised because of one. `above` are errors that lead to it."""
-    seen = set(above)  # an error may be its own cause
-    while error is not None and id(error) not in seen:
-        if id(error) in recorded:
-            return True
-        if isinstance(error, _ANSWERS):
-            return False
-        seen.add(id(error))
-        if isinstance(error, BaseExceptionGroup) and all(
-            _came_out(each, recorded, frozenset(seen)) for each in error.exceptions
-        ):
-            return True
-        error = error.__context__ if error.__cause__ is None else error.__cause__
-    return False
+def leaves_transaction(error: BaseException) -> None:
+    """This error leaves a transaction of the exactly-once path."""
+    if (recordings := current()) is not None:
+        recordings.left(error)

@@ -176,7 +176,7 @@ class ListenerBase:
         """The decision for an outcome."""
         outcome = self._unless_failed_too_often(job, outcome)
         settle(job.recordings, job.message, outcome)
-        action, delay, reason = self._action(outcome), 0.0, str(outcome.verdict)
+        action, delay, reason = self._action(job, outcome), 0.0, str(outcome.verdict)
         if outcome.error is not None:
             cause = stored(outcome.error)
             reason = cause if outcome.verdict is Verdict.NEW else f"{reason}: {cause}"
@@ -198,11 +198,11 @@ class ListenerBase:
         given_up.__cause__ = outcome.error
         return caught(given_up, job.recordings)
 
-    def _action(self, outcome: Outcome) -> Action:
+    def _action(self, job: MessageJob, outcome: Outcome) -> Action:
         # Another handler has the message now, and may still fail.
         if outcome.error is not None and find(outcome.error, LeaseLost) is not None:
             return Action.RETRY
-        if outcome.verdict in _FINAL or _is_hopeless(outcome):
+        if outcome.verdict in _FINAL or _is_hopeless(job, outcome):
             return Action.DEAD_LETTER
         if outcome.error is not None or outcome.verdict is Verdict.IN_FLIGHT:
             return Action.RETRY
@@ -237,11 +237,11 @@ class ListenerBase:
         return Decision(Action.RETRY, self._retry_delay(job), reason=reason)
 
 
-def _is_hopeless(outcome: Outcome) -> bool:
-    """Whether each redelivery would end the same. An inbox that has answered counts the attempts itself."""
+def _is_hopeless(job: MessageJob, outcome: Outcome) -> bool:
+    """Whether each redelivery would end the same. Inside a claim, such an error is a failed attempt."""
     error = outcome.error
     has_answered = outcome.verdict is not Verdict.NEW or outcome.retry_after is not None
-    if error is None or has_answered or is_own(error):
+    if error is None or has_answered or is_own(error) or job.recordings.has_claimed(error):
         return False
     # After a body that has committed too early, a redelivery would be a duplicate: the rest would be lost.
     return find(error, TransactionEnded) is not None or only(error, (InvalidOption, InvalidResult))
@@ -258,7 +258,12 @@ def caught(error: Exception, recordings: Recordings) -> Outcome:
     if answer is None:
         return Outcome(Verdict.NEW if find(error, GiveUp) is None else Verdict.DEAD, error=error)
     is_refused = answer.verdict is not Verdict.NEW and only(error, NotTaken)
-    return Outcome(answer.verdict, retry_after=answer.retry_after, error=None if is_refused else error)
+    return Outcome(
+        answer.verdict,
+        retry_after=answer.retry_after,
+        error=None if is_refused else error,
+        is_answered=True,
+    )
 
 
 def checked(outcome: object) -> Outcome:

@@ -1,6 +1,6 @@
 """The outcome of a message in its handler, and the decision about it for the broker."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -23,6 +23,8 @@ class Outcome:
     """Seconds after which to deliver the message again; None if the inbox does not know."""
     error: Exception | None = None
     """The body's exception, if it was returned here instead of being raised."""
+    is_answered: bool = field(default=False, compare=False, repr=False)
+    """Whether inboxes have answered for the error: one has counted it, or no body is to blame."""
 
     @property
     def is_failure(self) -> bool:
@@ -35,6 +37,7 @@ class Outcome:
             self.error is not None
             and self.verdict is Verdict.NEW
             and self.retry_after is None
+            and not self.is_answered
             and blame.is_failure(self.error)
         )
 

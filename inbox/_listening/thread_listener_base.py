@@ -83,5 +83,5 @@ class InThreads(ListenerBase):
         except FAILURES as error:
             return caught(as_failure(error), job.recordings)
         finally:
-            job.recordings.end()  # with them go the errors, and what their frames refer to
+            job.recordings.end()
         return checked(outcome)

@@ -75,8 +75,8 @@ class AsyncStatusInbox(StatusConsumer, Listens[AsyncListener]):
         raises: bool = False,
     ) -> AsyncIterator[AsyncClaim]:
         """Run the block for every verdict; but if `raises`, raise refusals as `on_refusal` says."""
-        stored_key, given = await begin(self._claim, key, payload, message_id, message_time)
-        claim = AsyncClaim(stored_key, self.store, given)
+        stored_key, given, part = await begin(self._claim, key, payload, message_id, message_time)
+        claim = AsyncClaim(stored_key, self.store, given, part)
         if not isinstance(given, Hold):
             if raises:
                 self._check_taken(claim)

@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
+from inbox._listening.counting import ClaimedPart
 from inbox._listening.handler_counts import HandlerCounts
+from inbox._listening.judgements import Recorded
 from inbox._listening.noting import RECORDS, Records, note_of, refuse
 from inbox._listening.outcome import Outcome
 from inbox._listening.series_events import SeriesEvents
@@ -19,7 +21,7 @@ from inbox_outbox_base.checks.keys import Key, digest, encode_key
 from inbox_outbox_base.checks.results import compact_json
 from inbox_outbox_base.checks.retention import Retention
 from inbox_outbox_base.databases.taking import Attempt
-from inbox_outbox_base.errors.blame import OWN
+from inbox_outbox_base.errors.blame import OWN, is_excused
 from inbox_outbox_base.errors.inbox import InvalidKey, InvalidOption, StoreUnreachable
 from inbox_outbox_base.errors.not_taken import OnRefusal, raise_refusal
 from inbox_outbox_base.monitoring.events import OF_VERDICT, Event, Hook, Hooks, digests_of
@@ -114,8 +116,25 @@ class StatusConsumer:
 
     def _claim(
         self, key: Key | None, payload: Any, message_id: str | None, message_time: datetime | None
+    ) -> tuple[str, Hold | Outcome, ClaimedPart]:
+        """Claim a message, or return why not, with the stored key and the listener's view of the claim.
+        Synchronous for every kind of store."""
+        part = ClaimedPart()  # before the store is asked: another claim may end meanwhile
+        try:
+            stored_key, given = self._ask(key, payload, message_id, message_time)
+        except BaseException as error:
+            part.end(None, Recorded(Verdict.NEW, None) if is_excused(error) else None)
+            raise
+        if isinstance(given, Hold):
+            part.answers = part.answers and given.is_protected
+        else:
+            is_in_flight = given.verdict is Verdict.IN_FLIGHT
+            part.end(None, Recorded(given.verdict, given.retry_after) if is_in_flight else None)
+        return stored_key, given, part
+
+    def _ask(
+        self, key: Key | None, payload: Any, message_id: str | None, message_time: datetime | None
     ) -> tuple[str, Hold | Outcome]:
-        """Claim a message, or return why not, with the stored key. Synchronous for every kind of store."""
         stored_key = self._stored_key(key, message_id)
         known = (
             None

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any
 
-from inbox._listening.counting import Recorded, answering
+from inbox._listening.counting import ClaimedPart
+from inbox._listening.judgements import Recorded
 from inbox._listening.outcome import Outcome
 from inbox_outbox_base.calls.signals import as_failure, is_interruption
 from inbox_outbox_base.checks.options import done
 from inbox_outbox_base.checks.results import encode_result
-from inbox_outbox_base.errors.blame import is_own
+from inbox_outbox_base.errors.blame import is_failure, is_own
 from inbox_outbox_base.errors.groups import find, without
 from inbox_outbox_base.errors.inbox import InvalidOption, LeaseLost
 from inbox_outbox_base.words.incoming import Verdict
@@ -28,7 +29,7 @@ class ClaimBase:
 
     __slots__ = (
         "_hold",
-        "_recordings",
+        "_part",
         "_result",
         "_store",
         "_text",
@@ -39,7 +40,7 @@ class ClaimBase:
         "verdict",
     )
 
-    def __init__(self, key: str, store: Store, given: Hold | Outcome) -> None:
+    def __init__(self, key: str, store: Store, given: Hold | Outcome, part: ClaimedPart) -> None:
         self.key = key
         """The key as it is stored; empty if the message runs without one."""
         self._store = store
@@ -47,7 +48,7 @@ class ClaimBase:
         self._unawaited: list[str] = []
         """The steps of an asynchronous handler that it has called and that have not begun."""
         self._hold = given if isinstance(given, Hold) else None
-        self._recordings = answering()
+        self._part = part
         refusal = None if isinstance(given, Hold) else given
         self.verdict: Verdict = Verdict.NEW if refusal is None else refusal.verdict
         """What the inbox says; only `NEW` means "run the message". After a block that failed for good, it is
@@ -261,7 +262,6 @@ class ClaimBase:
         """Set the verdict and the delay that the caller sees after the block."""
         status = self._held.status
         self.verdict = _VERDICTS.get(status, self.verdict)
-        # Without a record nobody has counted the attempt, so the listener does.
         if status is Status.FAILED and self._held.is_protected:
             self.retry_after = delay(self.attempt)
 
@@ -281,14 +281,17 @@ def end_claim(claim: ClaimBase, error: BaseException | None, delay: Callable[[in
     except BaseException as raised:
         _tell(claim, raised)
         raise
-    if error is not None:
-        _tell(claim, error)
+    _tell(claim, error)
 
 
-def _tell(claim: ClaimBase, error: BaseException) -> None:
-    recordings = claim._recordings  # noqa: SLF001 - of this module
-    if recordings is not None and (claim.verdict is not Verdict.NEW or claim.retry_after is not None):
-        recordings.add(error, Recorded(claim.verdict, claim.retry_after))
+def _tell(claim: ClaimBase, error: BaseException | None) -> None:
+    if not claim._held.is_here:  # noqa: SLF001 - of this module
+        return  # a fork may have copied the listener's lock while a thread held it
+    is_recorded = claim.verdict is not Verdict.NEW or claim.retry_after is not None
+    # Without a record nobody has counted the attempt, so the listener does.
+    is_answered = error is not None and (is_recorded or not is_failure(error))
+    answer = Recorded(claim.verdict, claim.retry_after) if is_answered else None
+    claim._part.end(error, answer)  # noqa: SLF001
 
 
 def raise_rest(error: BaseException) -> None:

@@ -116,8 +116,8 @@ class StatusInbox(StatusConsumer, Listens[Listener]):
         raises: bool = False,
     ) -> Iterator[Claim]:
         """Run the block for every verdict; but if `raises`, raise refusals as `on_refusal` says."""
-        stored_key, given = self._claim(key, payload, message_id, message_time)
-        claim = Claim(stored_key, self.store, given)
+        stored_key, given, part = self._claim(key, payload, message_id, message_time)
+        claim = Claim(stored_key, self.store, given, part)
         if not isinstance(given, Hold):
             if raises:
                 self._check_taken(claim)

@@ -22,12 +22,11 @@ from inbox_outbox_base.errors.inbox import (
     StoreUnreachable,
     TransactionAborted,
     TransactionEnded,
-    TransientError,
     UnusableConnection,
 )
-from inbox_outbox_base.transactions import ending, failed_commit, forked, interrupted
+from inbox_outbox_base.transactions import ending, failed_commit, forked
 from inbox_outbox_base.transactions.connect import begin, root
-from inbox_outbox_base.transactions.joining import LOST, database_to_join, lost_before, roll_back
+from inbox_outbox_base.transactions.joining import database_to_join, lost, lost_before, roll_back
 from inbox_outbox_base.transactions.session import bind_of, connection_of, is_aborted
 from inbox_outbox_base.transactions.sources import SYNC, Source, check_source, open_source
 
@@ -148,7 +147,7 @@ class StepTransaction:
             self.leave()
             forked.abandon(self._handle)
             return
-        lost = lost_before(getattr(self, "_connection", None), error)
+        cause = lost_before(getattr(self, "_connection", None), error)
         end = self._end_after(error)
         if end == "over" and not isinstance(error, Exception):
             # Interrupted: it does not wait until it is known whether the body has committed or rolled back.
@@ -170,8 +169,8 @@ class StepTransaction:
                     self._adopt()
         if isinstance(error, Exception) and end != "open":
             self._check_not_committed(error, is_lost=end == "lost")
-        if lost is not None:
-            raise lost from error
+        if cause is not None:
+            raise cause from error
 
     def _end_after(self, error: BaseException) -> ending.After:
         if not self._is_watched or self._store is None:  # without a record, nobody could tell
@@ -216,8 +215,8 @@ class StepTransaction:
     def _record(self) -> None:
         database = database_of(self._connection)
         message = f"step={self._name!r}: the body committed or rolled back"
-        if interrupted.is_lost(self._connection):
-            raise TransientError(LOST)
+        if (error := lost(self._connection)) is not None:
+            raise error
         if not self._connection.in_transaction():
             raise TransactionEnded(message)
         ending.refuse_ended(self._connection, message)

@@ -79,10 +79,13 @@ def is_failure(error: BaseException) -> bool:
 
 
 def _is_failure(error: BaseException) -> bool:
-    # The installation's, or somebody else has the message.
-    if isinstance(error, LeaseLost | PolicyConflict | TablesMissing | UnsafeDatabase | WrongBucketCount):
-        return False
-    return not (is_own(error) or codes.is_passing(error))
+    return not (is_excused(error) or codes.is_passing(error))
+
+
+def is_excused(error: BaseException) -> bool:
+    """Whether no body raised it: our own error, the installation's, or somebody else has the message."""
+    installations = PolicyConflict | TablesMissing | UnsafeDatabase | WrongBucketCount
+    return isinstance(error, LeaseLost | installations) or is_own(error)
 
 
 def is_worth_another_try(error: BaseException) -> bool:

@@ -6,13 +6,19 @@ from typing import Any, TypeVar
 E = TypeVar("E", bound=BaseException)
 
 
+def walk(error: BaseException) -> Iterator[BaseException]:
+    """The error; if it is a group, then also its errors, in their order, each group before its own."""
+    left = [error]  # groups may be nested deeper than Python lets functions call themselves
+    while left:
+        each = left.pop()
+        yield each
+        if isinstance(each, BaseExceptionGroup):
+            left.extend(reversed(each.exceptions))
+
+
 def leaves(error: BaseException) -> Iterator[BaseException]:
     """The errors in a group and in its groups; an error that is no group, by itself."""
-    if isinstance(error, BaseExceptionGroup):
-        for each in error.exceptions:
-            yield from leaves(each)
-    else:
-        yield error
+    return (each for each in walk(error) if not isinstance(each, BaseExceptionGroup))
 
 
 def find(error: BaseException, kind: type[E]) -> E | None:

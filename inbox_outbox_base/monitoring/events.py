@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from inbox_outbox_base.errors import groups
 from inbox_outbox_base.errors.inbox import InvalidOption
 from inbox_outbox_base.words.incoming import Verdict
 from inbox_outbox_base.words.outgoing import Outcome, Refused, Unknown
@@ -182,15 +183,21 @@ class Hooks:
 
 
 def describe(error: BaseException) -> str:
-    """An error as it is stored; characters that a database cannot store are escaped as in Python."""
+    """An error as it is stored, a group with its errors; characters that a database cannot store are escaped
+    as in Python."""
+    text, separator = "", ""
+    for each in groups.walk(error):
+        text += separator + _described(each)
+        separator = ": " if isinstance(each, BaseExceptionGroup) else "; "
+    return text.encode(errors="backslashreplace").decode().replace("\0", "\\x00")
+
+
+def _described(error: BaseException) -> str:
     try:
         said = str(error)
     except Exception:  # noqa: BLE001 - an error without text must not block the message's end
         said = ""
-    text = f"{type(error).__name__}: {said}" if said else type(error).__name__
-    if isinstance(error, BaseExceptionGroup):
-        text = f"{text}: {'; '.join(map(describe, error.exceptions))}"
-    return text.encode(errors="backslashreplace").decode().replace("\0", "\\x00")
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
 
 def stored(error: BaseException) -> str:

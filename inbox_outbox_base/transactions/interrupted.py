@@ -15,7 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from inbox_outbox_base.databases.registry import taking
 from inbox_outbox_base.databases.taking import pooled
-from inbox_outbox_base.errors import groups
+from inbox_outbox_base.errors import codes, groups
 
 _WATCHED = "_inbox_discards_interrupted"
 """An attribute of dialects, cheaper for each message than a WeakSet. Engines with options of their own share
@@ -23,6 +23,9 @@ the dialect."""
 
 _INTERRUPTED = "_inbox_interrupted"
 """An attribute of connections that were discarded."""
+
+_OVERDUE = "_inbox_overdue"
+"""An attribute of connections on which the server has ended a transaction that took too long."""
 
 _CALLS = ("do_", "fetch")
 """How the names of those methods begin with which SQLAlchemy calls the driver."""
@@ -42,6 +45,11 @@ def is_lost(connection: Connection) -> bool:
     return connection.invalidated and not hasattr(connection, _INTERRUPTED)
 
 
+def is_overdue(connection: Connection) -> bool:
+    """Whether the server has said that it ended the transaction because that took too long."""
+    return hasattr(connection, _OVERDUE)
+
+
 def discard(connection: Connection, error: BaseException) -> None:
     """Discard the connection if this error came out of the driver: a body may use the driver directly."""
     if not taking(connection.dialect.name).has_server:
@@ -58,7 +66,11 @@ def _interrupts(dialect: Dialect, error: BaseException, package: str) -> bool:
 
 def _handle(context: ExceptionContext) -> None:
     error = context.original_exception
-    if context.connection is None or _is_answer(context.dialect, error):
+    if context.connection is None:
+        return
+    if context.sqlalchemy_exception is not None and codes.is_overdue(context.sqlalchemy_exception):
+        setattr(context.connection, _OVERDUE, True)
+    if _is_answer(context.dialect, error):
         return
     # Without a statement, it is the begin or the end of a transaction. SQLAlchemy's own checks, and
     # listeners of the application, may raise an error before a statement is sent: then nothing has happened.

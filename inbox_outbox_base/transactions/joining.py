@@ -7,11 +7,18 @@ from sqlalchemy.orm import Session
 from inbox_outbox_base.databases.registry import database_of
 from inbox_outbox_base.databases.taking import Taking
 from inbox_outbox_base.errors import codes, groups
-from inbox_outbox_base.errors.inbox import TransactionEnded, TransientError, UnusableConnection
+from inbox_outbox_base.errors.inbox import (
+    InboxError,
+    TransactionAborted,
+    TransactionEnded,
+    TransientError,
+    UnusableConnection,
+)
 
 from . import interrupted, settings
 
-LOST = "the body went on after its connection was lost: nothing was written"
+_LOST = "the body went on after its connection was lost: nothing was written"
+_OVERDUE = "the body went on after a timeout of the server had ended its transaction: nothing was written"
 
 
 def database_to_join(
@@ -62,11 +69,17 @@ def roll_back(
             raise
 
 
-def lost_before(connection: Connection | None, error: BaseException) -> TransientError | None:
-    """The error of a body that went on after it had lost its connection, if this error comes of that: the
-    body is not to blame. Call this before the rollback."""
+def lost_before(connection: Connection | None, error: BaseException) -> InboxError | None:
+    """The error of a body that went on after it had lost its connection, if this error comes of that. Call
+    this before the rollback."""
     if connection is None or not isinstance(error, PendingRollbackError):
         return None
-    if interrupted.is_lost(connection):
-        return TransientError(LOST)
-    return None
+    return lost(connection)
+
+
+def lost(connection: Connection) -> InboxError | None:
+    """The error of a body that went on after it had lost its connection; it is to blame if it took too
+    long."""
+    if not interrupted.is_lost(connection):
+        return None
+    return TransactionAborted(_OVERDUE) if interrupted.is_overdue(connection) else TransientError(_LOST)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from itertools import product
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 from sqlalchemy import URL, Connection, Engine, event, text
-from sqlalchemy.exc import IntegrityError, OperationalError
+from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
@@ -137,6 +137,18 @@ def accept_in_savepoint(session: Any, message: str) -> None:
         OTHER.accept(session, message)
 
 
+def handle_the_end(handle: Any, message: str) -> None:
+    """The body handles the error with which it meets the end of its transaction."""
+    with suppress(DBAPIError):
+        handle.execute(text("SELECT 1"))
+
+
+def go_on_after_the_end(handle: Any, message: str) -> None:
+    """The same, and then it uses the connection."""
+    handle_the_end(handle, message)
+    handle.execute(text("SELECT 1"))
+
+
 @pytest.mark.parametrize(
     ("limit", "source", "meet"),
     [
@@ -147,12 +159,14 @@ def accept_in_savepoint(session: Any, message: str) -> None:
         ("transaction_timeout", Connection, OTHER.take),
         ("transaction_timeout", Connection, lambda connection, key: OTHER.accept_many(connection, [key])),
         ("idle_in_transaction_session_timeout", Session, accept_in_savepoint),
+        ("transaction_timeout", Connection, handle_the_end),
+        ("idle_in_transaction_session_timeout", Session, go_on_after_the_end),
     ],
 )
 def test_a_body_that_takes_too_long(postgres: Database, limit: str, source: Any, meet: Any) -> None:
     """A body that outlasts the server's limit on transactions counts, whether the COMMIT meets the end of the
-    transaction or a statement of the body's does, or one of another inbox on its connection. It runs once for
-    each delivery: it would be slow again."""
+    transaction or a statement of the body's does, or one of another inbox on its connection, also if the body
+    handles that error. It runs once for each delivery: it would be slow again."""
     engine = accounts.make(postgres.engine())
     maker: Any = engine if source is Connection else sessionmaker(engine)
     runs: list[str] = []
