@@ -4,18 +4,16 @@ them, or else the listener."""
 import asyncio
 import functools
 import gc
-import pickle
 import threading
-import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from contextvars import copy_context
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from inbox import (
@@ -23,7 +21,6 @@ from inbox import (
     AsyncInbox,
     AsyncStatusInbox,
     Claim,
-    Decision,
     Inbox,
     Outcome,
     SqlStore,
@@ -32,14 +29,21 @@ from inbox import (
     Verdict,
 )
 from inbox._status_mode.stores import Store
-from inbox.errors import GiveUp, InvalidOption, MessageDead, MessageInFlight, TransactionEnded, TransientError
+from inbox.errors import GiveUp, InvalidOption, MessageDead, MessageInFlight, TransactionEnded
 from tests.support.database import Database
-from tests.support.listeners import Fault, asynchronously, in_threads
+from tests.support.listeners import (
+    Fault,
+    Handler,
+    assert_delivered_again,
+    asynchronously,
+    fail,
+    fail_with,
+    in_threads,
+)
 from tests.support.on_servers import on
 from tests.support.status_mode.stores import status_inbox, stored
 
 ACK, RETRY, DEAD_LETTER = Action.ACK, Action.RETRY, Action.DEAD_LETTER
-Handler = Callable[[str], Outcome]
 
 
 @contextmanager
@@ -121,14 +125,6 @@ def test_code_around_a_handler_runs(store: Store) -> None:
         assert stored(store, message).status is Status.DEAD
 
 
-def fail() -> NoReturn:
-    raise Fault("no")
-
-
-def fail_with(error: Exception) -> NoReturn:
-    raise error
-
-
 def test_an_error_that_several_messages_get(sqlite: Database) -> None:
     """What an inbox has recorded belongs to the message, not to the error: the same object, as from a future
     for which several handlers have waited, may be raised for others."""
@@ -155,11 +151,6 @@ def test_an_error_that_several_messages_get(sqlite: Database) -> None:
     (decision,) = listener.decide(["a"], booked)
     assert decision.outcome is not None
     assert decision.outcome.is_failure
-
-
-def assert_delivered_again(decision: Decision, *, is_failure: bool) -> None:
-    assert decision.outcome is not None
-    assert (decision.action, decision.outcome.is_failure) == (RETRY, is_failure)
 
 
 ORDERS = Inbox("orders")
@@ -332,270 +323,6 @@ def test_errors_that_a_handler_goes_on_after(sqlite: Database) -> None:
         return Outcome(Verdict.NEW)
 
     assert inbox.listener().decide(["a"], handle)[0].action is ACK
-
-
-def test_an_error_of_a_claim_can_be_pickled(sqlite: Database) -> None:
-    """As a task queue pickles it, for the process that waits for the result."""
-    inbox = StatusInbox("orders", store=SqlStore(sqlite.engine()))
-
-    def handle(message: str) -> Outcome:
-        try:
-            with inbox.claim(message):
-                fail_with(ValueError("no"))
-        except ValueError as error:
-            raise pickle.loads(pickle.dumps(error)) from error  # noqa: S301 - our own
-
-    (decision,) = inbox.listener().decide(["a"], handle)
-    assert_delivered_again(decision, is_failure=False)
-
-
-def test_many_errors(sqlite: Database) -> None:
-    """What claims have recorded holds for any number of errors, in one group or of one claim each."""
-    inbox = StatusInbox("orders", store=SqlStore(sqlite.engine()))
-
-    def at_once(message: str) -> Outcome:
-        with inbox.claim(message):
-            raise ExceptionGroup("lines", [Fault(str(line)) for line in range(150)])
-
-    def each(message: str) -> Outcome:
-        errors: list[Exception] = []
-        for line in range(150):
-            try:
-                with inbox.claim((message, line)):
-                    fail_with(Fault(str(line)))
-            except Fault as error:
-                errors.append(error)
-        raise ExceptionGroup("lines", errors)
-
-    for message, handler in {"a": at_once, "b": each}.items():
-        assert_delivered_again(inbox.listener().decide([message], handler)[0], is_failure=False)
-
-
-def nested_retries(message: str) -> Outcome:
-    """Every error leads to all earlier ones, on two ways."""
-
-    def attempt(left: int) -> None:
-        errors: list[Exception] = []
-        for part in ("mail", "stock"):
-            try:
-                fail_with(Fault(part))
-            except Fault as error:
-                errors.append(error)
-        try:
-            fail_with(ExceptionGroup("both", errors))
-        except ExceptionGroup:
-            if not left:
-                raise
-            attempt(left - 1)
-
-    attempt(40)
-    return Outcome(Verdict.NEW)
-
-
-def nested_groups(message: str) -> Outcome:
-    """As of tasks that wait for tasks: deeper than functions may call themselves."""
-    error: Exception = Fault("no")
-    for _ in range(3000):
-        error = ExceptionGroup("tasks", [error])
-    raise error
-
-
-@pytest.mark.parametrize("handler", [nested_retries, nested_groups])
-def test_errors_that_lead_to_many_others(handler: Handler) -> None:
-    """A listener soon decides about them."""
-    began = time.monotonic()
-    assert_delivered_again(in_threads(["a"], handler)[0], is_failure=True)
-    assert time.monotonic() - began < 10
-
-
-ASKED = Inbox("asked", wait=0)
-
-
-def in_flight(engine: Engine, inbox: StatusInbox) -> None:
-    with inbox.claim("held"):
-        pass
-
-
-def taken_elsewhere(engine: Engine, inbox: StatusInbox) -> None:
-    with ASKED.transaction(engine, "held"):
-        pass
-
-
-def unreachable(engine: Engine, inbox: StatusInbox) -> None:
-    with StatusInbox("away", store=SqlStore(create_engine("sqlite:////nowhere/to.db"))).claim("another"):
-        pass
-
-
-def without_a_database(engine: Engine, inbox: StatusInbox) -> None:
-    with ASKED.transaction(create_engine("sqlite:////nowhere/to.db"), "another"):
-        pass
-
-
-def passing(engine: Engine, inbox: StatusInbox) -> None:
-    with ASKED.transaction(engine, "another"):
-        raise TransientError("a deadlock")
-
-
-def lost(engine: Engine, inbox: StatusInbox) -> None:
-    with inbox.claim("another") as claim:
-        with engine.begin() as connection:
-            connection.execute(text("DELETE FROM inbox_status WHERE key = 'another'"))
-        claim.heartbeat()
-
-
-@contextmanager
-def converted() -> Iterator[None]:
-    """As a decorator that gives every error the application's own type."""
-    try:
-        yield
-    except Exception as error:
-        raise ValueError("another error") from error
-
-
-@contextmanager
-def replaced() -> Iterator[None]:
-    """The same, in a hurry."""
-    try:
-        yield
-    except Exception:  # noqa: BLE001 - as a decorator
-        raise ValueError("another error")  # noqa: B904
-
-
-@contextmanager
-def collected() -> Iterator[None]:
-    """The same, with a group as the cause."""
-    try:
-        yield
-    except Exception as error:  # noqa: BLE001 - as a decorator
-        raise ValueError("another error") from ExceptionGroup("all", [error])
-
-
-@pytest.mark.parametrize("meet", [in_flight, taken_elsewhere, unreachable, without_a_database, passing, lost])
-def test_an_error_that_is_no_failure(postgres: Database, meet: Any) -> None:
-    """Whatever code is around an inbox: its refusals and own errors, lost leases and errors that others have
-    caused are not counted, and they do not give up the message."""
-    engine = postgres.engine()
-    inbox = StatusInbox("orders", store=SqlStore(engine))
-
-    def handle(around: Any) -> Outcome:
-        with around():
-            meet(engine, inbox)
-        return Outcome(Verdict.NEW)
-
-    listener = inbox.listener(max_attempts=1, failures=lambda _: 9)
-    with inbox.claim("held"), engine.begin() as other:
-        ASKED.accept(other, "held")
-        for decision in listener.decide([nullcontext, converted, replaced, collected], handle):
-            assert_delivered_again(decision, is_failure=False)
-
-
-def test_a_body_that_raises_its_own_error(sqlite: Database) -> None:
-    """From an error of an inbox, inside a transaction of another one: it is the body's, and counts."""
-    engine = sqlite.engine()
-    inbox = Inbox("orders")
-
-    @inbox.handler(engine, key=str)
-    def book(connection: Connection, message: str) -> None:
-        with converted():
-            unreachable(engine, StatusInbox("away", store=SqlStore(engine)))
-
-    assert_delivered_again(inbox.listener().decide(["a"], book)[0], is_failure=True)
-
-
-@pytest.mark.parametrize(
-    ("error", "is_failure"), [(Fault("no"), True), (TransientError("a deadlock"), False)]
-)
-def test_a_fallback(sqlite: Database, error: Exception, is_failure: bool) -> None:
-    """An error that was raised while the end of a message was handled does not give the message up, whether
-    the claim has just died or is refused. It is judged by itself."""
-    inbox = StatusInbox("orders", store=SqlStore(sqlite.engine()), max_attempts=1)
-
-    def handle(message: str) -> Outcome:
-        try:
-            with inbox.claim(message):
-                fail()
-        except (Fault, MessageDead):
-            raise error  # noqa: B904 - another code's
-        return Outcome(Verdict.NEW)
-
-    for _ in range(2):
-        assert_delivered_again(inbox.listener().decide(["a"], handle)[0], is_failure=is_failure)
-
-
-def stock_in_part(engine: Engine, stock: StatusInbox, message: str) -> None:
-    with Inbox("audit").transaction(engine, message):
-        pass
-    with stock.claim(message):
-        fail()
-
-
-def stock_without_a_key(engine: Engine, stock: StatusInbox, message: str) -> None:
-    with stock.claim(None):
-        fail()
-
-
-def stock_in_flight(engine: Engine, stock: StatusInbox, message: str) -> None:
-    with stock.claim("held"):
-        pass
-
-
-@pytest.mark.parametrize(
-    ("run", "is_failure"),
-    [(stock_in_part, True), (stock_without_a_key, True), (stock_in_flight, False)],
-)
-def test_a_dead_claim_beside_another(sqlite: Database, run: Any, is_failure: bool) -> None:
-    """While another claim of the message may still succeed, also one that does not answer for the message,
-    the message is delivered again. If no record counts that, the listener does."""
-    engine = sqlite.engine()
-    store = SqlStore(engine)
-    mail, stock = (
-        StatusInbox("mail", store=store, max_attempts=1),
-        StatusInbox("stock", store=store, missing_key="run"),
-    )
-
-    def handle(message: str) -> Outcome:
-        try:
-            with mail.claim(message):
-                fail()
-        except Fault as error:
-            with suppress(Fault, MessageInFlight):
-                run(engine, stock, message)
-            raise error from None
-
-    with stock.claim("held"):
-        (decision,) = mail.listener().decide(["a"], handle)
-    assert_delivered_again(decision, is_failure=is_failure)
-
-
-def test_a_dead_claim_beside_an_open_one(postgres: Database) -> None:
-    """The same if the other one is still running when the handler's error arrives."""
-
-    async def scenario(engine: AsyncEngine) -> None:
-        store = SqlStore(engine)
-        mail, stock = (
-            AsyncStatusInbox("mail", store=store, max_attempts=1),
-            AsyncStatusInbox("stock", store=store),
-        )
-        left: list[asyncio.Task[None]] = []
-        has_died = asyncio.Event()
-
-        async def run(inbox: AsyncStatusInbox, message: str, wait: Any) -> None:
-            async with inbox.claim(message):
-                await wait
-                fail()
-
-        async def handle(message: str) -> Outcome:
-            left.append(asyncio.create_task(run(stock, message, has_died.wait())))
-            await asyncio.gather(run(mail, message, asyncio.sleep(0)), *left)
-            return Outcome(Verdict.NEW)
-
-        (decision,) = await mail.listener().decide(["a"], handle)
-        assert_delivered_again(decision, is_failure=False)
-        has_died.set()
-        with suppress(Fault):
-            await left[0]
-
-    asynchronously(postgres, scenario)
 
 
 @pytest.mark.parametrize("order", [("stock", "mail"), ("mail", "stock")])

@@ -3,12 +3,12 @@
 import asyncio
 import random
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol, TypedDict
+from typing import Any, NoReturn, Protocol, TypedDict
 
 import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from inbox import Action, AsyncListener, Decisions, Listener, Outcome
+from inbox import Action, AsyncListener, Decision, Decisions, Listener, Outcome
 from inbox._listening.awaited_listener import AwaitedListener
 from tests.support.database import Database
 
@@ -116,3 +116,17 @@ def asynchronously(database: Database, scenario: Callable[[AsyncEngine], Any]) -
             await engine.dispose()
 
     asyncio.run(with_engine())
+
+
+def fail() -> NoReturn:
+    raise Fault("no")
+
+
+def fail_with(error: Exception) -> NoReturn:
+    raise error
+
+
+def assert_delivered_again(decision: Decision, *, is_failure: bool) -> None:
+    """Assert what a listener has decided about a message, and whether it counts a failure."""
+    assert decision.outcome is not None
+    assert (decision.action, decision.outcome.is_failure) == (Action.RETRY, is_failure)
