@@ -96,6 +96,15 @@ def _refused(consumer: ConsumerOverview) -> Iterable[Number]:
     return [_counted(getattr(consumer, name), verdict=verdict) for verdict, name in _REFUSED.items()]
 
 
+def _purge_ages(found: Halves | None) -> Iterator[Number]:
+    """Absent for a consumer of which no purge is recorded."""
+    if found is not None and found.inbox is not None:
+        for each in found.inbox.consumers:
+            if each.last_purge is not None:
+                age = found.inbox.database.now - each.last_purge.begun_at
+                yield max(0.0, age.total_seconds()), {"consumer": each.consumer}
+
+
 def _databases(found: Halves) -> list[DatabaseOverview]:
     return [each.database for each in (found.inbox, found.outbox) if each is not None]
 
@@ -172,6 +181,12 @@ GAUGES = [
         "outbox.topics.paused", "{topic}", "Paused topics.", _outbox(lambda found: len(found.paused))
     ),
     OverviewGauge(
+        "outbox.topics.rejected",
+        "{topic}",
+        "Topics of which the broker takes nothing.",
+        _outbox(lambda found: sum(each.rejected is not None for each in found.topics)),
+    ),
+    OverviewGauge(
         "inbox.messages", "{message}", "Messages of status-table mode, by status.", _inbox(_statuses)
     ),
     OverviewGauge("inbox.refused", "{key}", "Keys that were refused within a day.", _inbox(_refused)),
@@ -187,4 +202,5 @@ GAUGES = [
         "How far the oldest key is past its retention.",
         _inbox(lambda each: [(each.overdue, {})]),
     ),
+    OverviewGauge("inbox.purge.age", "s", "How long ago the last purge began.", _purge_ages),
 ]

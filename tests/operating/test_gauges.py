@@ -8,6 +8,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader, NumberDataPoint
 from sqlalchemy import Engine, event, update
 
+import inbox
 import outbox
 from inbox import Inbox, SqlStore, StatusInbox
 from inbox._refusing import recording
@@ -70,6 +71,7 @@ def test_they_say_what_the_overview_says(migrated: Database) -> None:
     orders = StatusInbox("orders", store=SqlStore(engine), max_attempts=1)
     with pytest.raises(ValueError, match="no"), orders.claim("x"):
         raise ValueError("no")
+    inbox.purge(engine)
     found, said = outbox.overview(engine), Gauges(engine).read()
     states = ("pending", "waiting", "unknown", "held", "delayed", "dead")
     assert said["outbox.messages"] == {labels(state=state): getattr(found, state).number for state in states}
@@ -79,6 +81,8 @@ def test_they_say_what_the_overview_says(migrated: Database) -> None:
     assert said["outbox.buckets.unowned"] == {(): found.buckets}
     assert said["outbox.generations"] == {(): 1}
     assert said["outbox.topics.paused"] == {(): 1}
+    assert said["outbox.topics.rejected"] == {(): 0}
+    assert said["inbox.purge.age"][labels(consumer="billing")] < 600
     assert said["outbox.oldest.age"].keys() == {(), labels(topic="orders")}
     assert said["outbox.oldest.age"][()] == pytest.approx(found.oldest_age, abs=10)
     assert said["inbox.messages"][labels(consumer="orders", status="dead")] == 1
