@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from inbox import Event, EventKind, Inbox, SqlStore, StatusInbox
+from inbox import Event, EventKind, Inbox, SqlStore, StatusInbox, purge
 from inbox.otel import OtelEvents
 from inbox_outbox.metrics import OverviewGauges
 from inbox_outbox.prometheus import PrometheusMetrics
@@ -68,6 +68,7 @@ def exported(database: Database) -> tuple[set[str], set[str]]:
         pass
     with StatusInbox("orders", store=SqlStore(engine), on_event=events).claim("x") as claim:
         claim.step("call", lambda: 1)
+    purge(engine)
     events(Event(kind=EventKind.PURGED, consumer="billing", count=1))
     text = metrics()[0].decode()
     names = set(re.findall(r"^(\w+)(?:\{| )", text, re.MULTILINE))
