@@ -10,6 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from inbox._refusing import recording
 from inbox.schema import metadata
 from tests.servers import ASYNC_DRIVERS, Server
+from tests.support.compiled import SHARED
 
 
 class Database:
@@ -41,12 +42,14 @@ class Database:
     def engine_at(self, url: URL, **options: Any) -> Engine:
         """A new engine with another address of this database, such as another account's."""
         connect_args = self._connect_args | options.pop("connect_args", {})
+        options["execution_options"] = SHARED | options.get("execution_options", {})
         engine = create_engine(url, connect_args=connect_args, **options)
         self._engines.append(engine)
         return engine
 
     def async_engine(self, **options: Any) -> AsyncEngine:
         """A new asynchronous engine; the caller disposes of it."""
+        options["execution_options"] = SHARED | options.get("execution_options", {})
         return create_async_engine(self.async_url, connect_args=self._connect_args, **options)
 
     def close(self) -> None:

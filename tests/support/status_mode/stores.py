@@ -13,6 +13,7 @@ from inbox import Claim, RedisStore, SqlStore, Status, StatusInbox
 from inbox._status_mode.stores import Change, ClaimAnswer, HeldRecord, Record, Request, Store
 from inbox.schema import tables
 from tests import servers
+from tests.support.compiled import SHARED
 from tests.support.database import dispose
 
 NAMES = (*servers.NAMES, "redis")
@@ -48,7 +49,7 @@ class Place:
             with redis.Redis.from_url(self.url) as client:
                 yield RedisStore(client, prefix=self.prefix)
         else:
-            engine = create_engine(self.url, **_OPTIONS.get(self.name, {}))
+            engine = create_engine(self.url, execution_options=SHARED, **_OPTIONS.get(self.name, {}))
             yield SqlStore(engine)
             dispose(engine)
 
@@ -59,7 +60,7 @@ class Place:
                 for name in client.scan_iter(f"{self.prefix}:*"):
                     client.delete(name)
         else:
-            engine = create_engine(self.url)
+            engine = create_engine(self.url, execution_options=SHARED)
             with engine.begin() as connection:
                 connection.execute(delete(tables().status))
                 connection.execute(delete(tables().consumer))
