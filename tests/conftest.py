@@ -33,8 +33,10 @@ GROUPS = {
     "kafka": (
         "brokers/test_consumer_log",
         "brokers/test_kafka",
+        "brokers/test_redrive",
         "cli/test_cli_relay",
         "project/test_documented_code",
+        "project/test_events_spans",
         "relay/test_router",
     ),
     "rabbitmq": ("brokers/test_rabbit", "examples/test_order_chain"),

@@ -30,6 +30,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_act_three_is_exact(postgres: Database) -> None:
     """Three programs are killed at random. One does not announce everything that it committed, and one
     announces what was rolled back. The one with an outbox does neither, although its relays are killed,

@@ -193,6 +193,7 @@ def test_a_plan_is_the_same_each_time() -> None:
     assert Counter(PLAN.statuses.values()) == {"confirmed": 10, "refused": 2}
 
 
+@pytest.mark.long
 def test_it_runs_as_a_program(postgres: Database, rabbitmq: Service) -> None:
     """The program prints a table for both transports, says that all promises were kept, and leaves nothing
     behind."""

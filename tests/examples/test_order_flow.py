@@ -130,6 +130,7 @@ def test_a_service_counts_and_knows_its_keys(remote: Remote) -> None:
     }
 
 
+@pytest.mark.long
 def test_it_runs_as_a_program(postgres: Database) -> None:
     """The program prints a table of all variants, says that all promises were kept, and leaves nothing
     behind."""

@@ -82,6 +82,7 @@ def test_a_handler_that_raises_publishes_nothing(engine: Engine, make: Any) -> N
     assert accounts.total(engine) == 1
 
 
+@pytest.mark.quick("postgresql")
 @on("postgresql", "mariadb", "sqlite")
 @every_source
 @pytest.mark.parametrize("way", ["transaction", "step"])

@@ -21,8 +21,8 @@ pytest_plugins = ["tests.support.brokers.rabbit_fixtures", "tests.support.relay.
 LEASE, LEASE_WITH_RABBIT = 1.0, 2.0
 
 
-@pytest.mark.long(but_on="15")
-@pytest.mark.parametrize("faults", [15, 500])
+@pytest.mark.long(but_on="8")
+@pytest.mark.parametrize("faults", [8, 500])
 def test_faults(run: Run, faults: int) -> None:
     """Producers, relays and the consumer are killed, or frozen past the lease and continued; connections are
     terminated, and PostgreSQL is killed. Every committed message is processed exactly once, the first copies
@@ -41,8 +41,8 @@ def test_faults(run: Run, faults: int) -> None:
     assert len(copies) >= count(run.engine, MADE) > faults
 
 
-@pytest.mark.long(but_on="6")
-@pytest.mark.parametrize("faults", [6, 300])
+@pytest.mark.long(but_on="4")
+@pytest.mark.parametrize("faults", [4, 300])
 def test_faults_of_many_lanes(run: Run, faults: int) -> None:
     """The same while each relay sends dozens of slow batches, each to another topic, with several messages of
     a key in one batch; relays are also stopped. The order of a key holds across topics."""
