@@ -1,5 +1,6 @@
 """Whether our tables are there."""
 
+from collections.abc import Callable
 from typing import NoReturn
 
 from sqlalchemy import Connection, Engine, Table, inspect
@@ -16,6 +17,26 @@ def raise_clearer(
     if codes.is_table_missing(error, lambda: is_there(place, table)):
         raise clearer(missing_table(table)) from error
     raise error
+
+
+def refused(connection: Connection, table: Table, write: Callable[[], object]) -> DBAPIError | None:
+    """Call `write` in a savepoint, so that the transaction goes on without it; return the error if the table
+    or the right to it is missing.
+
+    Raises:
+        sqlalchemy.exc.DBAPIError: another error.
+    """
+    savepoint = connection.begin_nested()
+    try:
+        write()
+    except DBAPIError as error:
+        is_missing = codes.is_table_missing(error, lambda: is_there(connection, table))
+        if not (is_missing or codes.is_denied(error)):
+            raise  # a deadlock has undone the transaction, and with it the savepoint
+        savepoint.rollback()
+        return error
+    savepoint.commit()
+    return None
 
 
 def is_there(place: Connection | Engine, table: Table) -> bool:

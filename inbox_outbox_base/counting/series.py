@@ -9,11 +9,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sqlalchemy import Connection, Table
-from sqlalchemy.exc import DBAPIError
 
-from inbox_outbox_base.checks.missing import is_there
+from inbox_outbox_base.checks.missing import refused
 from inbox_outbox_base.databases.taking_statements import clock
-from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.secrets import reason
 from inbox_outbox_base.words.series import SAMPLES, STEPS, Series, SeriesKind, SeriesPoint, SeriesSpan
 
@@ -206,18 +204,9 @@ class SeriesWriter:
         connection.execute(write, found)
 
     def _refused(self, connection: Connection, work: Callable[[], object]) -> str | None:
-        """Do it in a savepoint; return why if the table or the right is missing."""
-        savepoint = connection.begin_nested()
-        try:
-            work()
-        except DBAPIError as error:
-            is_missing = codes.is_table_missing(error, lambda: is_there(connection, self._table))
-            if not (is_missing or codes.is_denied(error)):
-                raise  # a deadlock has undone the transaction, and with it the savepoint
-            savepoint.rollback()
-            return reason(error)
-        savepoint.commit()
-        return None
+        """Do it; return why if the table or the right is missing."""
+        error = refused(connection, self._table, work)
+        return None if error is None else reason(error)
 
 
 def read_series(

@@ -22,10 +22,9 @@ from sqlalchemy import (
     insert,
     select,
 )
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import IntegrityError
 
-from inbox_outbox_base.checks.missing import is_there
-from inbox_outbox_base.errors import codes
+from inbox_outbox_base.checks.missing import refused
 from inbox_outbox_base.errors.secrets import reason
 from inbox_outbox_base.tables.columns import from_now
 from inbox_outbox_base.words.deciding import OperatorDecision
@@ -83,12 +82,12 @@ class Recording:
         that locks rows: it may wait for another operator's COMMIT."""
         if not count or not self._is_possible:
             return
-        if error := self._refused(connection, lambda: self._insert(connection, count)):
+        if error := refused(connection, self.table, lambda: self._insert(connection, count)):
             self._is_possible = False
             _log.warning("%s by %s is not recorded: %s", self.action, self.by, reason(error))
             return
         self._is_noted = True
-        if self._forgets and (error := self._refused(connection, lambda: self._forget(connection))):
+        if self._forgets and (error := refused(connection, self.table, lambda: self._forget(connection))):
             self._forgets = False
             _log.warning("decisions older than a year are not deleted: %s", reason(error))
 
@@ -121,20 +120,6 @@ class Recording:
             return True
         savepoint.rollback()
         return False
-
-    def _refused(self, connection: Connection, write: Callable[[], None]) -> DBAPIError | None:
-        """Call `write`; return the error if the table or the right is missing."""
-        savepoint = connection.begin_nested()  # otherwise that would end the decision's transaction
-        try:
-            write()
-        except DBAPIError as error:
-            is_missing = codes.is_table_missing(error, lambda: is_there(connection, self.table))
-            if not (is_missing or codes.is_denied(error)):
-                raise  # a deadlock has undone the transaction, and with it the savepoint
-            savepoint.rollback()
-            return error
-        savepoint.commit()
-        return None
 
 
 def stored(connection: Connection, table: Table, limit: int) -> list[OperatorDecision]:
