@@ -6,6 +6,17 @@ from inbox_outbox_base.words.incoming import Delivery
 from inbox_outbox_base.words.redriven import Only, Redriven
 
 
+def check_place(what: str, **names: object) -> None:
+    """Check names of queues or topics; None is the default.
+
+    Raises:
+        InvalidOption: not a name.
+    """
+    for option, name in names.items():
+        if name is not None and not (isinstance(name, str) and name):
+            raise InvalidOption(f"{option}={name!r}: expected the name of a {what}")
+
+
 class LetterChoice:
     """Which dead letters go back, and what became of them.
 

@@ -17,7 +17,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from inbox._consuming.redriving import LetterChoice
+from inbox._consuming.redriving import LetterChoice, check_place
 from inbox._consuming.text import readable
 from inbox_outbox_base.errors.inbox import InvalidOption
 from inbox_outbox_base.words.incoming import Delivery
@@ -84,9 +84,7 @@ def redrive(
             topic, and `to` is None.
         ConnectionError: Kafka does not answer, or takes no message; what was moved before stays moved.
     """
-    for name, value in (("dead_letters", dead_letters), ("to", to)):
-        if value is not None and not (isinstance(value, str) and value):
-            raise InvalidOption(f"{name}={value!r}: expected the name of a topic")
+    check_place("topic", dead_letters=dead_letters, to=to)
     if to == dead_letters:
         raise InvalidOption(f"to={to!r}: expected another topic than that of the dead letters")
     choice = LetterChoice(only, limit)
