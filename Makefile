@@ -5,6 +5,7 @@
 # Two more for who changes the code:
 #   make check     style, types and import direction alone
 #   make test-all  every test on every server, including the long ones
+#   make docs      the documentation as a site, in build/site
 #   make matrix    what works on which engine and layout (docs/check.md), with Debian's further servers
 PYTHON ?= python3
 VENV ?= .venv
@@ -14,7 +15,7 @@ ARGS ?=
 # are enough for six.
 WORKERS ?= 6
 
-.PHONY: demo test test-all check collected tests tests-all matrix benchmark benchmark-brokers benchmark-outbox benchmark-spark benchmark-status clean
+.PHONY: demo test test-all check docs collected tests tests-all matrix benchmark benchmark-brokers benchmark-outbox benchmark-spark benchmark-status clean
 
 demo: $(VENV)/ready
 	$(BIN)/python -m examples.demo $(ARGS)
@@ -32,6 +33,9 @@ check: $(VENV)/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: $(VENV)/ready
+	$(BIN)/python -m docs.build
 
 # Tests start hundreds of Python processes, which compile nothing that was compiled before. On a fresh checkout
 # each process of the tests would compile all tests, so one does it beside mypy, which uses one core.

@@ -1,12 +1,12 @@
 """Take each message once.
 
 Effects inside the caller's transaction take effect exactly once per business key, for as long as the inbox
-row is kept; everything outside the transaction is at least once::
+row is kept; everything outside the transaction is at least once:
 
     with Inbox("billing").transaction(engine, key="order-42") as work:
         work.is_new and work.connection.execute(...)
 
-Handlers that call other services are at least once, never concurrent, and resumable step by step::
+Handlers that call other services are at least once, never concurrent, and resumable step by step:
 
     with StatusInbox("orders", store=SqlStore(engine)).claim(key="order-42") as claim:
         claim.is_new and claim.step("lock-stock", lock_stock)

@@ -1,7 +1,5 @@
 """The exceptions of the inbox.
 
-::
-
     InboxError
     ├── InvalidOption        (ValueError)           an option's value is not usable
     │   └── InvalidKey                              a business key breaks the key rules

@@ -119,9 +119,11 @@ def script(
 
     Args:
         dialect: "postgresql", "mysql", "mariadb" or "sqlite".
-        revision, schema, features: as for `migrate`.
+        revision: as for `migrate`.
+        schema: as for `migrate`.
+        features: as for `migrate`.
 
-    Raises: as `migrate`.
+    Raises as `migrate`.
     """
     check(dialect, schema)
     output, style = io.StringIO(), {"paramstyle": "named"}  # others double percent signs
@@ -176,7 +178,7 @@ def upgrade(
             not "base", the tables of these features exist.
         features: the features whose tables to make, as for `migrate`.
 
-    Raises: as `migrate`.
+    Raises as `migrate`.
     """
     context: MigrationContext = op.get_context()
     check(context.dialect.name, schema)
@@ -221,15 +223,16 @@ def downgrade(
     """Take back what `upgrade` did, inside a revision of the application's own history.
 
     Args:
-        op, schema: as for `upgrade`.
+        op: as for `upgrade`.
+        schema: as for `upgrade`.
         revision: the revision to go back to; "base" takes all tables away.
         since: the tables' current revision, if the database cannot be asked.
         features: remove only the tables of these features, the counterpart of an `upgrade` that added them.
             Only with "base".
         keep_rows: as for `migrate`. On PostgreSQL, the transaction has to be READ COMMITTED.
 
-    Raises: as `migrate`; also InvalidOption with `features` and another revision than "base", with
-        `keep_rows` in a script (`alembic downgrade --sql`), or at another isolation level.
+    Raises as `migrate`; also InvalidOption with `features` and another revision than "base", with
+    `keep_rows` in a script (`alembic downgrade --sql`), or at another isolation level.
     """
     context: MigrationContext = op.get_context()
     check(context.dialect.name, schema)

@@ -1,4 +1,4 @@
-"""Inboxes and relays in OpenTelemetry: metrics and spans. Needs the extra `otel`::
+"""Inboxes and relays in OpenTelemetry: metrics and spans. Needs the extra `otel`:
 
     StatusInbox("orders", store=store, on_event=OtelEvents())
 
@@ -108,7 +108,8 @@ class OtelEvents:
 
     Args:
         system: the broker, as ``messaging.system``: "kafka", "rabbitmq", ...
-        tracer_provider, meter_provider: None uses the global ones.
+        tracer_provider: None uses the global ones.
+        meter_provider: None uses the global ones.
     """
 
     def __init__(

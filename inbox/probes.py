@@ -1,4 +1,4 @@
-"""Health checks of relays and consumers: over HTTP, and for systemd::
+"""Health checks of relays and consumers: over HTTP, and for systemd:
 
     with serve_probes("0.0.0.0:8080", relay), systemd_watchdog(relay):
         relay.run()

@@ -1,4 +1,4 @@
-"""What operators watch, as OpenTelemetry's gauges. Needs the extra `otel`::
+"""What operators watch, as OpenTelemetry's gauges. Needs the extra `otel`:
 
     OverviewGauges(engine)
 

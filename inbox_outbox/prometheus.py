@@ -1,4 +1,4 @@
-"""OpenTelemetry's metrics for Prometheus, without a collector::
+"""OpenTelemetry's metrics for Prometheus, without a collector:
 
     metrics = PrometheusMetrics()
     relay = Relay(engine, publisher, on_event=OtelEvents(meter_provider=metrics.provider))

@@ -1,7 +1,7 @@
 """Publish a message if and only if the transaction commits.
 
 A message is a row written in the business transaction: it is sent if and only if that transaction commits. A
-relay sends it to a broker at least once, with the same id each time, and keeps the order of each key::
+relay sends it to a broker at least once, with the same id each time, and keeps the order of each key:
 
     with engine.begin() as connection:
         connection.execute(...)

@@ -1,7 +1,5 @@
 """The exceptions of the outbox.
 
-::
-
     OutboxError
     ├── InvalidOption        (ValueError)           an option's value is not usable
     │   └── InvalidMessage                          a message that cannot be stored or exceeds a limit

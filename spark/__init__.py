@@ -2,7 +2,7 @@
 
 Each partition's inbox rows and results commit in one transaction: each business key is applied once despite
 retries, speculative copies, killed executors, resubmitted jobs and streaming replays, for as long as its
-inbox row is kept::
+inbox row is kept:
 
     report = InboxWriter(url, "flights", key=["flight_id"], consumer="flights-load").write(df)
 

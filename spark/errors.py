@@ -1,7 +1,5 @@
 """The exceptions of the Spark writer.
 
-::
-
     SparkWriterError
     ├── ColumnMismatch   (ValueError)    the DataFrame does not match the key or the target table
     ├── InvalidRow       (ValueError)    a row has no usable key, or a value that would be changed or refused

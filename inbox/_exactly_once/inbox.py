@@ -179,7 +179,10 @@ class Inbox(Consumer, Listens[Listener]):
             source: an Engine (use `work.connection`); a sessionmaker or a scoped_session (use also
                 `work.session`); or a function without arguments that returns one of these: it is called for
                 each message, so the source can be made later. A scoped_session must not be in a transaction.
-            key, payload, message_time, bind_arguments: as for `accept`.
+            key: as for `accept`.
+            payload: as for `accept`.
+            message_time: as for `accept`.
+            bind_arguments: as for `accept`.
 
         Raises:
             NotTaken: `MessageInFlight`, `PayloadMismatch` or `MessageTooOld`; the block does not run. With
@@ -231,7 +234,9 @@ class Inbox(Consumer, Listens[Listener]):
 
         Args:
             source: as for `transaction`; an invalid source is refused immediately.
-            key, payload, message_time: functions of the message.
+            key: a function of the message.
+            payload: a function of the message.
+            message_time: a function of the message.
             bind_arguments: as for `accept`.
             attempts: how often one message is tried.
         """

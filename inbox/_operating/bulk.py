@@ -101,7 +101,7 @@ def discard_all(
     Returns:
         How many were discarded, as `retry_all`.
 
-    Raises: as `retry_all`.
+    Raises as `retry_all`.
     """
     wanted = _status(status, STOPPED)
     run = _BulkDecision(store, "discard_all", wanted, consumer, key, error, seen, by, why, dry_run=dry_run)
@@ -135,7 +135,7 @@ def release_all(
     Returns:
         How many were released, as `retry_all`.
 
-    Raises: as `retry_all`.
+    Raises as `retry_all`.
     """
     wanted = Status.CONSUMING
     run = _BulkDecision(store, "release_all", wanted, consumer, key, error, seen, by, why, dry_run=dry_run)

@@ -105,7 +105,7 @@ def discard(store: Store, consumer: str, key: Key, *, by: str | None = None, why
         by: who decides, as for `retry`.
         why: the reason, as for `retry`.
 
-    Raises: as `retry`, but any halted message is accepted.
+    Raises as `retry`, but any halted message is accepted.
     """
     note = recording(store, "discard", by, why)
     record = _found(store, consumer, key, among=STOPPED)
@@ -126,7 +126,7 @@ def release(store: Store, consumer: str, key: Key, *, by: str | None = None, why
         by: who decides, as for `retry`.
         why: the reason, as for `retry`.
 
-    Raises: as `retry`; `WrongStatus` if the message is not consuming.
+    Raises as `retry`; `WrongStatus` if the message is not consuming.
     """
     note = recording(store, "release", by, why)
     found = _found(store, consumer, key, among=(Status.CONSUMING,))

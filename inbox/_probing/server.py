@@ -25,7 +25,7 @@ _LOOK = 0.1
 
 @contextmanager
 def serve_probes(listen: str, *parts: HasProbe, metrics: Metrics | None = None) -> Iterator[str]:
-    """While the block runs, answer health checks over HTTP in a thread::
+    """While the block runs, answer health checks over HTTP in a thread:
 
         with serve_probes("0.0.0.0:8080", relay):
             relay.run()

@@ -14,7 +14,7 @@ _EVERY = 1.0
 
 @contextmanager
 def systemd_watchdog(*parts: HasProbe) -> Iterator[None]:
-    """While the block runs, tell systemd how relays and consumers are; without systemd, nothing::
+    """While the block runs, tell systemd how relays and consumers are; without systemd, nothing:
 
         with systemd_watchdog(relay):
             relay.run()

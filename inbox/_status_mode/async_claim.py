@@ -75,7 +75,8 @@ class AsyncClaim(ClaimBase):
         Guarantees and errors are those of `Claim.transact`.
 
         Args:
-            name, undo: as for `step`.
+            name: as for `step`.
+            undo: as for `step`.
             body: gets the AsyncConnection (or, from an async_sessionmaker, the AsyncSession) on which a
                 transaction has begun; it must neither commit nor roll back.
             source: an AsyncEngine, async_sessionmaker or async_scoped_session of the store's database, or a

@@ -60,7 +60,8 @@ class Claim(ClaimBase):
         the lease.
 
         Args:
-            name, undo: as for `step`.
+            name: as for `step`.
+            undo: as for `step`.
             body: gets the Connection (or, from a sessionmaker, the Session) on which a transaction has begun;
                 it must neither commit nor roll back.
             source: an Engine, sessionmaker or scoped_session of the store's database, or a function that

@@ -274,7 +274,7 @@ def end_claim(claim: ClaimBase, error: BaseException | None, delay: Callable[[in
 
     The message's listener is told what was recorded because of an error.
 
-    Raises: the error of an undo, unless the handler has its own error.
+    Raises the error of an undo, unless the handler has its own error.
     """
     try:
         claim._end(error, delay)  # noqa: SLF001 - of this module

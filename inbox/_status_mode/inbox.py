@@ -158,7 +158,10 @@ class StatusInbox(StatusConsumer, Listens[Listener]):
         handler, it calls that one.
 
         Args:
-            key, payload, message_id, message_time: functions of the message.
+            key: a function of the message.
+            payload: a function of the message.
+            message_id: a function of the message.
+            message_time: a function of the message.
         """
 
         def decorate(body: Callable[[Claim, M], Any]) -> Callable[[M], Outcome]:

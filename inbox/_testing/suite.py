@@ -6,7 +6,7 @@ from .taking import ConsumerTaking
 
 class ConsumerSuite(ConsumerTaking, ConsumerFailing):
     """Tests what a handler relies on, with your consumer and your server. Inherit from it in a test file, and
-    define `address`, `consumer`, `new_topic` and `put`; fixtures of your own can prepare what these need::
+    define `address`, `consumer`, `new_topic` and `put`; fixtures of your own can prepare what these need:
 
         class TestMyConsumer(ConsumerSuite):
             def address(self):

@@ -1,6 +1,6 @@
 """The web page for operators, an ASGI application (extra `web`).
 
-It shows what waits, what has stopped and why, and lets those decide to whom you allow it::
+It shows what waits, what has stopped and why, and lets those decide to whom you allow it:
 
     page = web.app(engine, user=lambda request: request.headers.get("x-forwarded-user"))
 

@@ -48,7 +48,9 @@ class Upsert:
         key: the columns of a unique or primary key of the table.
         version: the column that decides which of two rows is newer; an equal version leaves the row
             unchanged, and NULL is older than all others.
-        table, columns, explode: as for `Append`.
+        table: as for `Append`.
+        columns: as for `Append`.
+        explode: as for `Append`.
     """
 
     key: Sequence[str]

@@ -148,7 +148,7 @@ class Declaration:
     def retention(self, connection: Connection) -> Retention:
         """How long keys are kept.
 
-        Raises: as `agree`.
+        Raises as `agree`.
         """
         if self.asked is not None:
             return self.asked
@@ -157,7 +157,7 @@ class Declaration:
     def confirmed(self, connection: Connection) -> Retention:
         """The same, compared with the stored policy unless this process has just done so.
 
-        Raises: as `agree`.
+        Raises as `agree`.
         """
         return (
             self.retention(connection) if self.is_seen(connection) else self.agree(connection, is_new=False)

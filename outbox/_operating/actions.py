@@ -89,7 +89,7 @@ def resume(
     Returns:
         Whether it was paused.
 
-    Raises: the errors of `pause`.
+    Raises the errors of `pause`.
     """
     all_tables = tables(schema)
     given = {"topic_": _one_or_all(topic)}

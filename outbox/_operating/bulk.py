@@ -116,7 +116,7 @@ def drop_all(
     Returns:
         How many were dropped, as `retry_all`.
 
-    Raises: the errors of `retry_all`.
+    Raises the errors of `retry_all`.
     """
     wanted = checked_state("state", state)
     run = _BulkRun(engine, "drop_all", wanted, topic, key, error, seen, by, why, schema, dry_run=dry_run)

@@ -239,8 +239,8 @@ class Outbox:
         Returns:
             Their ids; id i belongs to message i.
 
-        Raises: the errors of `publish`, before anything is written; but `AlreadyPublished` when all messages
-            whose ids are new have been written. It has all other ids.
+        Raises the errors of `publish`, before anything is written; but `AlreadyPublished` when all messages
+        whose ids are new have been written. It has all other ids.
         """
         drafts = self._drafts.of(messages)
         writing = self._hand_over(connection, drafts, bind_arguments)

@@ -21,7 +21,7 @@ class Rows:
     def database(self, connection: Connection) -> Relaying:
         """The code for this connection's database.
 
-        Raises: the errors of `relaying`.
+        Raises the errors of `relaying`.
         """
         return relaying(connection.dialect.name, self._tables)
 

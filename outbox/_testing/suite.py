@@ -6,7 +6,7 @@ from .failing import PublisherFailing
 
 class PublisherSuite(Arriving, PublisherFailing):
     """Tests what a relay relies on, with your publisher and your server. Inherit from it in a test file, and
-    define `publisher`, `new_topic` and `received`; fixtures of your own can prepare what these need::
+    define `publisher`, `new_topic` and `received`; fixtures of your own can prepare what these need:
 
         class TestMyPublisher(PublisherSuite):
             def publisher(self):

@@ -97,7 +97,7 @@ class Job:
     def check(self, schema: pa.Schema) -> None:
         """The same checks; nothing is written.
 
-        Raises: the errors of `prepare`.
+        Raises the errors of `prepare`.
         """
         self._check_targets(self._fitted(schema))
 
@@ -144,7 +144,7 @@ class Job:
     def check_keys(self, schema: pa.Schema) -> None:
         """The checks of `prepare`, except those of the target.
 
-        Raises: the errors of `prepare`.
+        Raises the errors of `prepare`.
         """
         check_key(self.settings, schema)
         self._look(partial(check_tables, tables=self.tables))

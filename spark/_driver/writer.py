@@ -58,9 +58,10 @@ class InboxWriter:
             can be written again once its row has left the table.
         outbox: `PerRow(...)` publishes a message for each new row to the outbox, `PerPartition(...)` one for
             each partition with new rows, in the partition's transaction.
-        user, password: replace the user and password in the URL. Instead of a password that expires, give a
-            function without arguments that returns it, or a command (a list of texts) that prints it: it is
-            asked before each connection, on the driver and on the executors.
+        user: replaces the user in the URL.
+        password: replaces the password in the URL. Instead of a password that expires, give a function
+            without arguments that returns it, or a command (a list of texts) that prints it: it is asked
+            before each connection, on the driver and on the executors.
         run: a name for this job. If the same run and batch is submitted again, committed partitions are
             recognised. None generates a name, so that only retries inside the job are recognised (keys are
             always recognised). For `foreach_batch` the default is the query's id, if Spark provides it.
@@ -187,7 +188,7 @@ class InboxWriter:
     def check(self, df: "DataFrame") -> None:
         """Check everything that `write` checks before it reads a row. No row is read, and nothing written.
 
-        Raises: the errors of `write`, except those of tasks.
+        Raises the errors of `write`, except those of tasks.
         """
         settings = self._settings_to_write(df)
         schema = arrow_schema(df.schema)
@@ -203,9 +204,9 @@ class InboxWriter:
         Returns:
             The `WriteReport`. Spark ignores it; your own function around this one can use it.
 
-        Raises: the errors of `write`; and InvalidOption for an output mode other than append, if Spark tells
-            it, unless the results are an Upsert; or for `after` without `run`, if Spark does not tell the
-            query.
+        Raises the errors of `write`; and InvalidOption for an output mode other than append, if Spark tells
+        it, unless the results are an Upsert; or for `after` without `run`, if Spark does not tell the
+        query.
         """
         settings = replace(self._settings(df), batch=batch_id)
         if settings.ledger == "trust":  # a checkpoint that is put back or copied has the query's id, too

@@ -39,7 +39,7 @@ def known(zone: str) -> str:
 def in_known_zones(schema: pa.Schema) -> pa.Schema:
     """The schema with time zones that Arrow knows.
 
-    Raises: as `known`.
+    Raises as `known`.
     """
     return pa.schema([_known(field) for field in schema])
 

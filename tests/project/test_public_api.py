@@ -338,7 +338,7 @@ def drawn(text: str, root: str) -> dict[str, tuple[str, list[str]]]:
     """For each error in the drawing: its parent, and the classes in brackets."""
     tree: dict[str, tuple[str, list[str]]] = {}
     above = {-1: root}
-    for line in text.split("::", 1)[1].splitlines():
+    for line in text.split("\n\n", 1)[1].splitlines():
         if not line.startswith("    ") or not (found := ERROR.match(line[4:])):
             continue
         depth = len(found["lead"]) // 4

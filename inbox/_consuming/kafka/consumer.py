@@ -53,7 +53,11 @@ class KafkaConsumer(GroupMember[Callable[[Delivery], Outcome]]):
             its partition, is retried after the longest delay, and is logged as an error each time.
         on_event: a function of an `inbox.Event`, or several: the connection's begin, loss and return. With
             `inbox.otel.OtelEvents`, each message has a span.
-        concurrency, key, backoff, grace, too_old: as for `Listener`.
+        concurrency: as for `Listener`.
+        key: as for `Listener`.
+        backoff: as for `Listener`.
+        grace: as for `Listener`.
+        too_old: as for `Listener`.
 
     Raises:
         InvalidOption: an argument cannot be used.

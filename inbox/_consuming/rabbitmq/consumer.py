@@ -56,8 +56,13 @@ class RabbitConsumer:
             dead letters are lost.
         on_event: a function of an `inbox.Event`, or several: the connection's begin, loss and return. With
             `inbox.otel.OtelEvents`, each message has a span.
-        dead_letter, concurrency, key, attempt, backoff, grace, too_old: as for `Listener`; by default `key`
-            is the message's key, and `attempt` the delivery's.
+        dead_letter: as for `Listener`.
+        concurrency: as for `Listener`.
+        key: as for `Listener`; by default the message's key.
+        attempt: as for `Listener`; by default the delivery's.
+        backoff: as for `Listener`.
+        grace: as for `Listener`.
+        too_old: as for `Listener`.
 
     Raises:
         InvalidOption: an argument cannot be used.

@@ -63,7 +63,11 @@ class RocketMQConsumer:
             group's own dead letters, "%DLQ%<group>", without the reason.
         on_event: a function of an `inbox.Event`, or several: the connection's begin, loss and return. With
             `inbox.otel.OtelEvents`, each message has a span.
-        concurrency, key, backoff, grace, too_old: as for `Listener`; by default `key` is the message's key.
+        concurrency: as for `Listener`.
+        key: as for `Listener`; by default the message's key.
+        backoff: as for `Listener`.
+        grace: as for `Listener`.
+        too_old: as for `Listener`.
 
     Raises:
         InvalidOption: an argument cannot be used.

@@ -137,7 +137,8 @@ class Store(ABC):
 
         Args:
             claims: one or more.
-            lease, keep: seconds; `keep` is for stores that expire records.
+            lease: seconds.
+            keep: seconds, for stores that expire records.
             within: seconds after which a missing answer is an error.
         """
         change = Change(lease=lease, forget_after=keep)

@@ -82,7 +82,7 @@ class Server:
 def column(field: pa.Field, target: MySQLTarget | None, server: Server) -> Column:
     """How a column is transferred.
 
-    Raises: as `Database.column`.
+    Raises as `Database.column`.
     """
     kind, convert = arrow.sendable(field)
     if kind is None:

@@ -94,7 +94,7 @@ def _bare(declared: str) -> str:
 def column(field: pa.Field, target: SQLiteTarget | None, *, is_version: bool) -> Column:
     """How a column is transferred.
 
-    Raises: as `Database.column`; and ColumnMismatch for a version that SQLite would compare as text.
+    Raises as `Database.column`; and ColumnMismatch for a version that SQLite would compare as text.
     """
     kind, convert = arrow.sendable(field)
     if kind is None:

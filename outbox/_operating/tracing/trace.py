@@ -119,7 +119,7 @@ def sent_messages(
         limit: the most records.
         schema: the PostgreSQL schema of the tables.
 
-    Raises: the errors of `trace`.
+    Raises the errors of `trace`.
     """
     _check_one(message_id, key, limit)
     all_tables = tables(schema)
@@ -149,7 +149,7 @@ def read_payload(
     Returns:
         The bytes; None if there is no such message.
 
-    Raises: the errors of `trace`.
+    Raises the errors of `trace`.
     """
     outbox_options.text("message_id", message_id, 255)
     outbox_options.key(key)

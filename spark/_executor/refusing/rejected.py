@@ -67,7 +67,7 @@ class RejectedRows:
     def add(self, row: RefusedRow) -> None:
         """Add a row.
 
-        Raises: as `finish`.
+        Raises as `finish`.
         """
         self.count += 1
         self._waiting.append(row)
