@@ -142,8 +142,9 @@ class AsyncInbox(Consumer, Listens[AsyncListener]):
         try:
             async with AsyncExitStack() as stack:
                 handle: AsyncConnection | AsyncSession
+                opened = open_source(source, async_kinds())
                 with OWN:
-                    handle = await stack.enter_async_context(open_source(source, async_kinds()))
+                    handle = await stack.enter_async_context(opened)
                 try:
                     await handle.run_sync(transaction.begin)
                     self._check_taken(transaction)

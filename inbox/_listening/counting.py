@@ -6,7 +6,8 @@ raised because of the error, or while it is handled (`__cause__`, else `__contex
 of its errors has one. So
 
 - the listener does not count a failure that a claim has recorded, a refusal, an inbox's own error, or a lost
-  lease. `GiveUp` and the other errors that are answers themselves are judged by themselves;
+  lease. `GiveUp` and the other errors that are answers themselves are judged by themselves, and what is
+  raised from them as they are;
 - the listener counts a failure of a body on the exactly-once path, and of a claim that does not answer for
   the message: it has no record, or it is for a part of a message that the exactly-once path has taken;
 - an error that was only raised while a final answer was handled does not give the message up: the listener
@@ -28,7 +29,7 @@ from inbox_outbox_base.errors.groups import walk
 from inbox_outbox_base.errors.inbox import NotTaken
 from inbox_outbox_base.words.incoming import Verdict
 
-from .judgements import PASSING, Recorded, answers_to, judge, judged, together
+from .judgements import PASSING, Recorded, answers_to, because_of, judge, judged, together
 
 
 class Recordings:
@@ -109,8 +110,8 @@ class Recordings:
             return None if self._open or self._may_succeed else answer
 
     def has_claimed(self, error: BaseException) -> bool:
-        """Whether the error has left a claim."""
-        judgements = [judged(each, self) for each in walk(error)]
+        """Whether the error, or one that it was raised from, has left a claim."""
+        judgements = [judged(each, self) for each in because_of(error)]
         return any(each is not None and each.is_claims for each in judgements)
 
 

@@ -24,7 +24,7 @@ from inbox_outbox_base.databases.taking import at_level
 from inbox_outbox_base.errors.secrets import reason
 from inbox_outbox_base.supported import FOLDERS
 from inbox_outbox_base.tables.operations import LONGEST_SOURCE
-from inbox_outbox_base.transactions.connect import on_connection, root, transacted
+from inbox_outbox_base.transactions.connect import in_background, root, transacted
 from inbox_outbox_base.words.incoming import Verdict
 from inbox_outbox_base.words.series import SeriesKind
 
@@ -76,6 +76,7 @@ class EngineCounts:
     def add(self, kind: SeriesKind, consumer: str) -> None:
         """Count a message. For an asynchronous engine, in a task of its loop."""
         self._writer.add(kind, consumer)
+        self._closes = False  # the application uses the engine
         if not self._runs:
             self._start()
 
@@ -175,7 +176,7 @@ class EngineCounts:
     def _store(self) -> None:
         self._is_storing = True
         try:
-            written = on_connection(self._engine, self._stored)
+            written = in_background(self._engine, self._stored, is_over=lambda: self._closes)
         except MissingGreenlet:  # an asynchronous engine was disposed of outside of its loop
             return
         except Exception as error:  # noqa: BLE001 - counting must not hurt what it counts
@@ -199,11 +200,7 @@ class EngineCounts:
             self._writer.clear()
 
     def _stored(self, connection: Connection) -> SeriesWritten | None:
-        written = transacted(connection, self._write)
-        if self._closes:
-            self._closes = False
-            connection.invalidate()  # `detach` would leave that of an asynchronous driver open
-        return written
+        return transacted(connection, self._write)
 
     def _write(self, connection: Connection) -> SeriesWritten | None:
         written = self._writer.write(connection)

@@ -1,6 +1,6 @@
 """What inboxes have answered because of an error: kept on it, and followed to what is raised from it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -22,7 +22,7 @@ PASSING = (Verdict.NEW, Verdict.IN_FLIGHT)
 """The verdicts after which another delivery may succeed."""
 
 _ANSWERS = (GiveUp, InvalidOption, InvalidResult, TransactionEnded)
-"""What the code around a claim raises to decide about the message itself."""
+"""Errors that decide about the message themselves, and so does what is raised from them."""
 
 _KEPT = "_inbox_judgements"
 """An attribute of errors. The errors themselves are not kept: their frames may hold connections and files."""
@@ -95,11 +95,44 @@ def answers_to(top: BaseException, message: object) -> list[Recorded] | None:
     return known[id(top)]
 
 
+def because_of(top: BaseException) -> Iterator[BaseException]:
+    """The error, and those that it is made of or was raised from, up to those that decide about the
+    message."""
+    seen: set[int] = set()
+    stack = [top]
+    while stack:
+        error = stack.pop()
+        if id(error) not in seen:
+            seen.add(id(error))
+            yield error
+            stack.extend(_causes(error))
+
+
+def origins(top: BaseException) -> list[BaseException]:
+    """Of these, the errors at the ends; the error itself, if there is none, because it is its own cause."""
+    return [each for each in because_of(top) if not _causes(each)] or [top]
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    if isinstance(error, _ANSWERS):
+        return []
+    if _is_because(error):
+        return _reasons(error)
+    return list(error.exceptions) if isinstance(error, BaseExceptionGroup) else []
+
+
 def _reasons(error: BaseException) -> list[BaseException]:
-    """The errors that this one is made of, or was raised because of."""
+    """The errors that this one is made of, was raised from, or was raised while they were handled."""
     before = error.__context__ if error.__cause__ is None else error.__cause__
     inside = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
     return [*inside, *([] if before is None else [before])]
+
+
+def _is_because(error: BaseException) -> bool:
+    """Whether the error was raised from the one before it. Task groups raise `from None` wherever they are:
+    that says nothing."""
+    is_hidden = error.__suppress_context__ and not isinstance(error, BaseExceptionGroup)
+    return error.__cause__ is not None or is_hidden
 
 
 def _answers_to(
@@ -120,7 +153,7 @@ def _answers_to(
         return [Recorded(Verdict.NEW, None)]
     if judgement is not None or isinstance(error, _ANSWERS):
         return None
-    if error.__cause__ is not None or error.__suppress_context__:
+    if _is_because(error):
         return known.get(id(error.__cause__ or error.__context__))
     # Raised while another one was handled: perhaps about another thing, so it gives nothing up.
     handled = known.get(id(error.__context__)) or ()

@@ -13,7 +13,6 @@ from typing import Any, Literal
 from inbox_outbox_base.calls.signals import is_stopping, stopping
 from inbox_outbox_base.checks import options
 from inbox_outbox_base.checks.backoff import Backoff
-from inbox_outbox_base.errors.blame import is_own
 from inbox_outbox_base.errors.groups import find, only
 from inbox_outbox_base.errors.inbox import (
     GiveUp,
@@ -28,6 +27,7 @@ from inbox_outbox_base.monitoring.tracing import Tracing
 from inbox_outbox_base.words.incoming import Verdict
 
 from .counting import Recordings
+from .judgements import origins
 from .lanes import JobBatch, KeyLanes, MessageJob
 from .noting import settle
 from .outcome import Action, Decision, Outcome, TooOld, runner_of
@@ -241,10 +241,12 @@ def _is_hopeless(job: MessageJob, outcome: Outcome) -> bool:
     """Whether each redelivery would end the same. Inside a claim, such an error is a failed attempt."""
     error = outcome.error
     has_answered = outcome.verdict is not Verdict.NEW or outcome.retry_after is not None
-    if error is None or has_answered or is_own(error) or job.recordings.has_claimed(error):
+    if error is None or has_answered or outcome.is_answered or job.recordings.has_claimed(error):
         return False
+    ends = origins(error)
     # After a body that has committed too early, a redelivery would be a duplicate: the rest would be lost.
-    return find(error, TransactionEnded) is not None or only(error, (InvalidOption, InvalidResult))
+    is_ended = any(isinstance(each, TransactionEnded) for each in ends)
+    return is_ended or all(isinstance(each, InvalidOption | InvalidResult) for each in ends)
 
 
 def _tell(job: MessageJob, action: Action, reason: str, error: Exception | None = None) -> None:
@@ -256,7 +258,8 @@ def caught(error: Exception, recordings: Recordings) -> Outcome:
     """The outcome of a handler that raised."""
     answer = recordings.answer(error)
     if answer is None:
-        return Outcome(Verdict.NEW if find(error, GiveUp) is None else Verdict.DEAD, error=error)
+        gives_up = any(isinstance(each, GiveUp) for each in origins(error))
+        return Outcome(Verdict.DEAD if gives_up else Verdict.NEW, error=error)
     is_refused = answer.verdict is not Verdict.NEW and only(error, NotTaken)
     return Outcome(
         answer.verdict,

@@ -302,9 +302,7 @@ def transact(
             return
         transaction = StepTransaction(hold, store if hold.is_protected else None, name, has_undo=has_undo)
         try:
-            with OWN:
-                opened = open_handle()
-            with opened as handle:
+            with open_handle() as handle:
                 try:
                     transaction.begin(handle)
                     transaction.end(body(handle))

@@ -8,12 +8,13 @@ the transaction began with its statement (`OWN`); else the body (`AFTER_BODY`), 
 end.
 """
 
+from traceback import walk_tb
 from types import TracebackType
 
-from sqlalchemy.exc import InternalError, OperationalError
+from sqlalchemy.exc import InternalError, InvalidRequestError, OperationalError, SQLAlchemyError
 
 from . import codes, groups
-from .inbox import LeaseLost, PolicyConflict, TablesMissing, TransactionEnded, UnsafeDatabase
+from .inbox import InboxError, LeaseLost, PolicyConflict, TablesMissing, TransactionEnded, UnsafeDatabase
 from .outbox import WrongBucketCount
 
 _MARK = "_raised_by_the_inbox"
@@ -25,7 +26,7 @@ class Own:
     def mark(self, error: BaseException) -> None:
         """The same without a block, which would cost each message half a microsecond."""
         # A statement of ours finds that the body has ended the transaction: that is the body's error.
-        if isinstance(error, TransactionEnded) or codes.is_aftermath(error):
+        if isinstance(error, TransactionEnded) or codes.is_aftermath(error) or _is_of_hook(error):
             return
         if isinstance(error, Exception):
             setattr(error, _MARK, True)
@@ -44,7 +45,9 @@ class _AfterBody(Own):
     """Around our own work in a transaction that has begun before."""
 
     def mark(self, error: BaseException) -> None:
-        if not codes.is_overdue(error):
+        # SQLAlchemy refuses our statement, because the body has handled an error that ended the transaction.
+        is_refused = isinstance(error, InvalidRequestError) and not isinstance(error, InboxError)
+        if not (is_refused or codes.is_overdue(error)):
             super().mark(error)
 
 
@@ -57,6 +60,16 @@ class _Commit(_AfterBody):
     def mark(self, error: BaseException) -> None:
         if isinstance(error, OperationalError | InternalError):
             super().mark(error)
+
+
+def _is_of_hook(error: BaseException) -> bool:
+    """Whether a listener of the application to SQLAlchemy's events raised it, but not one for connecting: a
+    token that cannot be fetched is an outage."""
+    if isinstance(error, SQLAlchemyError | InboxError | OSError):
+        return False
+    modules = {frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)}
+    is_pools = any(each.startswith("sqlalchemy.pool") for each in modules)
+    return "sqlalchemy.event.attr" in modules and not is_pools
 
 
 OWN = Own()

@@ -66,8 +66,9 @@ def open_source(source: Any, kinds: Kinds) -> Any:
     """
     if source not in kinds:
         check_source(source, kinds)
+        returned = source()  # an error of the application's function is not ours
         with OWN:
-            source = _returned(source(), kinds)
+            source = _returned(returned, kinds)
     with OWN:
         if isinstance(source, kinds.engine):
             # An engine with options of its own sends statements when it connects.

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import redis
-from sqlalchemy import URL, Connection, Engine, event, text
+from sqlalchemy import URL, Connection, Engine, NullPool, event, text
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
@@ -22,6 +22,7 @@ from inbox import (
     AsyncStatusInbox,
     Claim,
     Inbox,
+    Listener,
     Outcome,
     RedisStore,
     SqlStore,
@@ -529,3 +530,50 @@ def test_what_may_succeed_when_it_is_tried_again() -> None:
             assert is_transient(ExceptionGroup("all", [error, PoolTimeoutError()]))
             assert not is_transient(ExceptionGroup("one", [error, ValueError()]))
             assert Outcome(Verdict.NEW, error=error).is_failure
+
+
+def through_the_body(engine: Engine) -> Callable[[str], object]:
+    """The body handles an error of its Session, which ends the transaction."""
+
+    @Inbox("billing").handler(sessionmaker(engine), key=str)
+    def book(session: Session, message: str) -> None:
+        session.add_all([accounts.Account(name="alice"), accounts.Account(name="alice")])
+        with suppress(IntegrityError):
+            session.flush()
+        Inbox("audit").accept(session, message)
+
+    return book
+
+
+def through_the_source(engine: Engine) -> Callable[[str], object]:
+    """The application's function knows no engine for this message."""
+    return Inbox("billing").handler(lambda: {"a tenant": engine}["unknown"], key=str)(
+        lambda connection, message: None
+    )
+
+
+def through_a_hook(engine: Engine) -> Callable[[str], object]:
+    """A listener to the Session's events knows no tenant for this message."""
+    maker = sessionmaker(engine)
+    event.listen(maker, "after_begin", lambda *_: {"a tenant": engine}["unknown"])
+    return Inbox("billing").handler(maker, key=str)(lambda session, message: None)
+
+
+@pytest.mark.parametrize("handler", [through_the_body, through_the_source, through_a_hook])
+def test_what_the_applications_own_code_raises(sqlite: Database, handler: Any) -> None:
+    """It counts against the message, also if a statement or a call of the inbox meets it: otherwise the
+    message would be delivered without end."""
+    engine = accounts.make(sqlite.engine())
+    (decision,) = Listener(**LAST).decide(["a"], handler(engine))
+    assert decision.action is DEAD_LETTER
+
+
+def test_a_token_that_cannot_be_fetched(sqlite: Database) -> None:
+    """It is an outage: an error of the application's code that runs when the pool connects counts against no
+    message."""
+    engine = sqlite.engine(poolclass=NullPool)
+    handler = exactly_once(engine)
+    handler("a")
+    event.listen(engine, "do_connect", lambda *_: {"other": "token"}["token"])
+    (decision,) = Listener(**LAST).decide(["b"], handler)
+    assert (decision.action, decision.outcome and decision.outcome.is_failure) == (RETRY, False)

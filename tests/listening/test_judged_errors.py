@@ -12,14 +12,24 @@ from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from inbox import (
+    Action,
     AsyncStatusInbox,
     Inbox,
+    Listener,
     Outcome,
     SqlStore,
     StatusInbox,
     Verdict,
 )
-from inbox.errors import MessageDead, MessageInFlight, TransientError
+from inbox.errors import (
+    GiveUp,
+    InvalidOption,
+    InvalidResult,
+    MessageDead,
+    MessageInFlight,
+    TransactionEnded,
+    TransientError,
+)
 from tests.support.database import Database
 from tests.support.listeners import (
     Fault,
@@ -218,6 +228,46 @@ def test_a_fallback(sqlite: Database, error: Exception, is_failure: bool) -> Non
 
     for _ in range(2):
         assert_delivered_again(inbox.listener().decide(["a"], handle)[0], is_failure=is_failure)
+
+
+@pytest.mark.parametrize("kind", [GiveUp, TransactionEnded, InvalidOption, InvalidResult])
+def test_an_error_that_was_raised_from_an_answer(sqlite: Database, kind: Any) -> None:
+    """A decorator raises another error from one that decides about the message: it is decided the same."""
+
+    @Inbox("billing").handler(sqlite.engine(), key=str)
+    def book(connection: Connection, message: str) -> None:
+        raise kind("no")
+
+    def decorated(message: str) -> Outcome:
+        try:
+            return book(message)
+        except kind as error:
+            raise LookupError("an order was not booked") from ExceptionGroup("errors", [error])
+
+    for each in (book, decorated):
+        assert Listener().decide(["a"], each)[0].action is Action.DEAD_LETTER
+
+
+def test_a_fallback_in_tasks(sqlite: Database) -> None:
+    """A task group hides what was raised before it, and its errors are judged by themselves."""
+    inbox = AsyncStatusInbox("orders", store=SqlStore(sqlite.async_engine()), max_attempts=1)
+
+    async def text() -> None:
+        raise ConnectionError("the gateway is away")
+
+    async def handle(message: str) -> Outcome:
+        try:
+            async with inbox.claim(message):
+                fail()
+        except Fault:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(text())
+        return Outcome(Verdict.NEW)
+
+    async def main() -> None:
+        assert_delivered_again((await inbox.listener().decide(["a"], handle))[0], is_failure=True)
+
+    asyncio.run(main())
 
 
 def stock_in_part(engine: Engine, stock: StatusInbox, message: str) -> None:
