@@ -16,7 +16,7 @@ from contextvars import Context
 from dataclasses import dataclass, field, replace
 from weakref import WeakKeyDictionary, WeakSet
 
-from sqlalchemy import Pool, StaticPool
+from sqlalchemy import Pool, StaticPool, Table
 
 from inbox_outbox_base.calls.async_calls import run
 from inbox_outbox_base.errors.secrets import reason
@@ -30,6 +30,8 @@ MOST_WAITING = 1_000
 """The most keys in memory; further ones are only counted."""
 _AT_END = 10.0
 """Seconds that the last write may take when the process, or a consumer, ends."""
+
+_Place = tuple[Pool, Hashable, Table]
 
 _log = logging.getLogger("inbox.refused")
 
@@ -48,7 +50,7 @@ class RefusalQueue:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._places: dict[Hashable, _Waiting] = {}
+        self._places: dict[_Place, _Waiting] = {}
         self._due = 0.0
 
     def __bool__(self) -> bool:
@@ -81,7 +83,7 @@ class RefusalQueue:
             with self._lock:  # one by one: a task may be cancelled meanwhile
                 waiting = self._places.pop(place)
             try:
-                writing.write([*waiting.notes.values()])
+                writing.write([*waiting.notes.values()], place[0])
             except Exception as error:  # noqa: BLE001 - recording must not hurt what it is about
                 self._keep(place, waiting)
                 if not waiting.again_at:
@@ -90,10 +92,10 @@ class RefusalQueue:
                     )
         self._due = time.monotonic() + PAUSE
 
-    def _at(self, place: Hashable) -> _Waiting:
+    def _at(self, place: _Place) -> _Waiting:
         return self._places.setdefault(place, _Waiting())
 
-    def _keep(self, place: Hashable, failed: _Waiting) -> None:
+    def _keep(self, place: _Place, failed: _Waiting) -> None:
         with self._lock:
             waiting = self._at(place)
             waiting.again_at = time.monotonic() + LONG_PAUSE
@@ -109,8 +111,8 @@ class RefusalQueue:
         notes[note.consumer, note.key] = note
 
 
-def _place(note: RefusalNote) -> Hashable:
-    """The table that a note is for."""
+def _place(note: RefusalNote) -> _Place:
+    """The table that a note is for, and the pool that the engine has now."""
     translated = note.engine.get_execution_options().get("schema_translate_map") or {}
     return note.engine.pool, frozenset(translated.items()), note.table
 

@@ -11,6 +11,7 @@ from sqlalchemy import (
     Connection,
     Insert,
     Integer,
+    Pool,
     Select,
     Table,
     Update,
@@ -27,7 +28,7 @@ from inbox_outbox_base.databases.registry import taking
 from inbox_outbox_base.databases.taking import at_level
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.tables.inbox import utcnow
-from inbox_outbox_base.transactions.connect import on_connection
+from inbox_outbox_base.transactions.connect import in_background
 
 from .refusal import RefusalNote
 
@@ -53,8 +54,13 @@ def together(notes: Iterable[RefusalNote]) -> RefusalNote:
     )
 
 
-def write(notes: Sequence[RefusalNote]) -> None:
+def write(notes: Sequence[RefusalNote], pool: Pool | None = None) -> None:
     """Write notes for one table, each of another key.
+
+    Args:
+        notes: what to write.
+        pool: the engine's pool when they were made, None for its pool now. If it has another one since, the
+            application has disposed of it.
 
     Raises:
         SQLAlchemyError: nothing was written.
@@ -63,7 +69,12 @@ def write(notes: Sequence[RefusalNote]) -> None:
     own = at_level(engine, taking(engine.dialect.name).own_isolation)
     by_key = sorted(notes, key=lambda note: (note.consumer, note.key))  # so that no two writers deadlock
     work = partial(_transact, table, by_key)
-    retry(lambda: on_connection(own, work), _TRIES, _may_retry, sleep=lambda _: None)
+    pool = engine.pool if pool is None else pool
+
+    def once() -> None:
+        in_background(own, work, is_over=lambda: engine.pool is not pool)
+
+    retry(once, _TRIES, _may_retry, sleep=lambda _: None)
 
 
 def _may_retry(error: Exception, _: int) -> bool:

@@ -136,6 +136,31 @@ def on_connection(
     return uninterrupted(do) if engine.dialect.is_async else do()
 
 
+def in_background(engine: Engine, work: Callable[[Connection], T], *, is_over: Callable[[], bool]) -> T:
+    """`on_connection` beside the application, which may dispose of its engine at any moment: no connection of
+    ours is left open in a pool that nobody disposes of again.
+
+    Args:
+        engine: where to connect.
+        work: what to call.
+        is_over: whether the application has disposed of the engine, and has not used it since.
+    """
+    owner = root(engine)
+    pool = owner.pool
+
+    def closing(connection: Connection) -> T:
+        result = work(connection)
+        if is_over():
+            connection.invalidate()  # `detach` would leave that of an asynchronous driver open
+        return result
+
+    try:
+        return on_connection(engine, closing)
+    finally:
+        if owner.pool is not pool:  # disposed of meanwhile, perhaps before the connection came back
+            pool.dispose()
+
+
 def transacted(connection: Connection, work: Callable[[Connection], T]) -> T:
     """Call `work` in a transaction of its own."""
     try:

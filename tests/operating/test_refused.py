@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, create_engine, event, insert, select, update
+from sqlalchemy import Connection, Engine, create_engine, event, insert, select, text, update
 from sqlalchemy.pool import StaticPool
 
 import inbox
@@ -38,6 +38,7 @@ from inbox._refusing.refusal import RefusalNote
 from inbox.errors import GiveUp, InvalidOption, PayloadMismatch, TablesMissing
 from inbox.schema import metadata_for, tables
 from inbox_outbox_base.checks.keys import digest
+from inbox_outbox_base.transactions.connect import in_background
 from outbox import DirectDelivery, Outbox, Relay
 from tests.support.cli import as_json, in_this_process, succeeded
 from tests.support.database import Database
@@ -160,7 +161,7 @@ def test_what_is_refused_while_a_consumer_of_its_loop_ends(
     async def main() -> None:
         engine = migrated.async_engine()
 
-        def interrupted(notes: Any) -> None:
+        def interrupted(notes: Any, _: object) -> None:
             monkeypatch.setattr(writing, "write", write)
             recording.record(note(engine.sync_engine, "k2"))
             write(notes)
@@ -466,3 +467,26 @@ def test_the_command(migrated: Database) -> None:
     said = "2 messages of keys that were taken with another payload were refused within a day (billing)"
     assert said in done.stdout
     assert in_this_process("health", "--max-stopped", "2", url=url).returncode == 0
+
+
+def test_an_engine_that_is_disposed_of_before_the_write(postgres: Database) -> None:
+    """No connection of ours is left open in the engine's new pool."""
+    engine = create_engine(postgres.url)
+    opened, closed = [], []
+    event.listen(engine, "connect", lambda connection, _: opened.append(id(connection)))
+    event.listen(engine, "close", lambda connection, _: closed.append(id(connection)))
+    recording.record(note(engine, "k1"))
+    engine.dispose()
+    recording.flush()
+    assert [each.key for each in inbox.refused(postgres.engine())] == ["k1"]
+    assert closed == opened
+
+
+def test_an_engine_that_is_disposed_of_during_the_write(postgres: Database) -> None:
+    """The connection is on its way back when the pool is replaced."""
+    engine = create_engine(postgres.url)
+    closed: list[object] = []
+    event.listen(engine, "close", lambda connection, _: closed.append(connection))
+    event.listen(engine, "reset", lambda *_: engine.dispose(), once=True)
+    in_background(engine, lambda connection: connection.scalar(text("SELECT 1")), is_over=lambda: False)
+    assert closed
