@@ -35,3 +35,8 @@ def test_every_test_that_is_named_exists() -> None:
         for each in TEST.findall(page.read_text()):
             found = list((ROOT / "tests").rglob(each.removeprefix("tests/")))
             assert len(found) == 1, f"{page}: {each}: {found}"
+
+
+def test_readme_is_short() -> None:
+    """It is read in one go."""
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150

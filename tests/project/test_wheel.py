@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -96,6 +97,17 @@ def full(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
     environment = Installed(wheel, folder, tmp_path_factory.mktemp("nowhere"))
     environment.install(f"{wheel}[cli,binary,mysql]")
     return environment
+
+
+def test_its_description_reads_elsewhere(wheel: Path) -> None:
+    """A package index shows README: its links and pictures are absolute."""
+    archive = zipfile.ZipFile(wheel)
+    (metadata,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
+    links = re.findall(r"(!?)\[[^\]]*\]\(([^)]+)\)", archive.read(metadata).decode())
+    assert len(links) > 20
+    for picture, link in links:
+        assert link.startswith("https://"), link
+        assert ("/raw/" in link) == bool(picture), link
 
 
 def test_what_is_in_it(wheel: Path) -> None:
