@@ -117,7 +117,7 @@ def accept(
     if not policy.is_seen(connection):
         _agree(connection, policy, attempt, {attempt.key} if taken is True else ())
     if taken is True:
-        takes_message()
+        takes_message((attempt.consumer, attempt.key))
         return Verdict.NEW, None
     if memory is not None and taken is not None:
         _learn(memory, connection, attempt, taken, policy, begins=begins)
@@ -230,7 +230,7 @@ def accept_many(
         if not policy.is_seen(connection):
             _agree(connection, policy, batch, taken)
     if taken:
-        takes_message()
+        takes_message(*((consumer, key) for key in taken))
 
     def refused(key: str, verdict: Verdict, digest: bytes | None, stored: bytes | None = None) -> Verdict:
         attempt = Attempt(tables, consumer, key, batch.claim, digest)

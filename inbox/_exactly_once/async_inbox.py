@@ -155,7 +155,7 @@ class AsyncInbox(Consumer, Listens[AsyncListener]):
                     await handle.run_sync(transaction.roll_back, error)
                     raise
         except BaseException as error:
-            leaves_transaction(error)
+            leaves_transaction(error, transaction.part)
             raise
         finally:
             transaction.leave()

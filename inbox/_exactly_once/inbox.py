@@ -208,7 +208,7 @@ class Inbox(Consumer, Listens[Listener]):
                     transaction.roll_back(handle, error)
                     raise
         except BaseException as error:
-            leaves_transaction(error)
+            leaves_transaction(error, transaction.part)
             raise
         finally:
             if self.hooks:

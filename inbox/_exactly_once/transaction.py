@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.orm import Session, SessionTransaction
 
+from inbox._listening.counting import begins_transaction, ends_transaction
 from inbox._listening.noting import fail, note_of
 from inbox._memory import Known, Memory, place_of
 from inbox_outbox_base.calls.retry import retry
@@ -81,6 +82,11 @@ class Transaction:
         return self._attempt.key
 
     @property
+    def part(self) -> tuple[str, str]:
+        """The consumer and the message's key."""
+        return self._attempt.consumer, self._attempt.key
+
+    @property
     def claim(self) -> bytes:
         """What tells this attempt from all others."""
         return self._attempt.claim
@@ -126,6 +132,7 @@ class Transaction:
                 is_looked_up=isinstance(self.bind, Engine),
             )
             self._is_watched = True
+            begins_transaction(self.part)
             return
         self._events.append(OF_VERDICT[self.verdict])
         self._later = ending.watch_later(handle, self.connection, self._transaction)
@@ -180,6 +187,7 @@ class Transaction:
             place = self._place()
             self._events.append(EventKind.COMMIT_RESOLVED)
         if self.verdict is Verdict.NEW:
+            ends_transaction(self.part)
             self._events.append(EventKind.TAKEN)
             if self._terms.memory is not None and place is not None:
                 self._remember(self._terms.memory, place, kept)

@@ -12,8 +12,9 @@ of its errors has one. So
   the message: it has no record, or it is for a part of a message that the exactly-once path has taken;
 - an error that was only raised while a final answer was handled does not give the message up: the listener
   judges it;
-- several claims answer together, also one inside another: while one of them may still succeed, or is still
-  open, the message is delivered again. If no record counts that, the listener does.
+- several claims answer together, also one inside another: while one of them, or a transaction beside them,
+  may still succeed or is still open, the message is delivered again. If no record counts that, the listener
+  does.
 
 A judgement is kept on the error, but only for its message: several messages may get the same object, as from
 a future for which they all waited. In doubt both count, and the message is delivered again: in a thread
@@ -24,12 +25,12 @@ import threading
 from contextvars import ContextVar
 
 from inbox._refusing.refusal import RefusalNote
-from inbox_outbox_base.errors.blame import is_failure
+from inbox_outbox_base.errors.blame import is_failure, is_own
 from inbox_outbox_base.errors.groups import walk
-from inbox_outbox_base.errors.inbox import NotTaken
+from inbox_outbox_base.errors.inbox import NotTaken, TransactionEnded
 from inbox_outbox_base.words.incoming import Verdict
 
-from .judgements import PASSING, Recorded, answers_to, because_of, judge, judged, together
+from .judgements import PASSING, Part, Recorded, answers_to, because_of, judge, judged, parts_of, together
 
 
 class Recordings:
@@ -43,9 +44,12 @@ class Recordings:
         self._answer: Recorded | None = None
         self._may_succeed = False
         """Whether a claim has failed, or was refused, that does not answer for the message."""
+        self._unfinished: set[Part] = set()
+        """Taken in a transaction that has not committed, and not for a claim that answers."""
+        self.has_ended = False
+        """Whether a body has ended its transaction itself, and perhaps committed its first half."""
         self._refused: list[RefusalNote] | None = []
-        self.failed: RefusalNote | None = None
-        """The message, in the last inbox that an error has left, unless that inbox has a record of it."""
+        self._failed: dict[Part, RefusalNote] = {}
 
     def begin(self) -> None:
         """Call this in the context in which the message is going to be handled."""
@@ -67,20 +71,37 @@ class Recordings:
             self._open.remove(part)
             if heard is not None:
                 self._answer = heard if self._answer is None else together([self._answer, heard])
-                self.failed = None
+                for inner in () if error is None else parts_of(error, self):
+                    self._unfinished.discard(inner)
+                    self._failed.pop(inner, None)
             elif error is not None or answer is not None:
                 self._may_succeed = True
             for each in () if error is None else walk(error):
                 judge(each, self, heard, is_claims=True)
 
-    def left(self, error: BaseException) -> None:
+    def taken(self, part: Part) -> None:
+        """A transaction of the exactly-once path has taken a message."""
+        with self._lock:
+            self._unfinished.add(part)
+
+    def committed(self, part: Part) -> None:
+        """This transaction has committed."""
+        with self._lock:
+            self._unfinished.discard(part)
+            self._failed.pop(part, None)
+
+    def left(self, error: BaseException, part: Part) -> None:
         """An error has left a transaction of the exactly-once path."""
         with self._lock:
             for each in walk(error):
                 before = judged(each, self)
-                if not isinstance(each, NotTaken) and (before is None or before.answer is None):
+                if isinstance(each, NotTaken):
+                    if each.verdict in PASSING:
+                        self._unfinished.add(part)
+                elif before is None or before.answer is None:
+                    self.has_ended |= isinstance(each, TransactionEnded) and not is_own(each)
                     answer = None if is_failure(each) else Recorded(Verdict.NEW, None)
-                    judge(each, self, answer, is_claims=False)
+                    judge(each, self, answer, is_claims=False, part=part)
 
     def refuse(self, note: RefusalNote) -> bool:
         """Keep what an inbox has refused until the listener decides; False if it has."""
@@ -89,6 +110,17 @@ class Recordings:
                 return False
             self._refused.append(note)
             return True
+
+    def fail(self, note: RefusalNote) -> None:
+        """An error leaves a transaction in which the message of this note was taken."""
+        with self._lock:
+            self._failed[note.consumer, note.key] = note
+
+    def failed_at(self, error: BaseException) -> RefusalNote | None:
+        """The message in the inbox that this error has left, unless that inbox has a record of it."""
+        with self._lock:
+            notes = (self._failed.get(part) for part in parts_of(error, self))
+            return next((note for note in notes if note is not None), None)
 
     def take_refused(self) -> list[RefusalNote]:
         """What was refused; the listener has decided."""
@@ -107,7 +139,7 @@ class Recordings:
                 return answer
             if any(each.answers for each in self._open):
                 return Recorded(Verdict.NEW, None)
-            return None if self._open or self._may_succeed else answer
+            return None if self._open or self._may_succeed or self._unfinished else answer
 
     def has_claimed(self, error: BaseException) -> bool:
         """Whether the error, or one that it was raised from, has left a claim."""
@@ -147,13 +179,27 @@ def current() -> Recordings | None:
     return _current.get()
 
 
-def takes_message() -> None:
-    """The exactly-once path has taken a message: claims that begin from now on are for parts of it."""
+def takes_message(*parts: Part) -> None:
+    """The exactly-once path has taken messages: claims that begin from now on are for parts of it."""
     if (recordings := current()) is not None:
         recordings.is_heard = False
+        for each in parts:
+            recordings.committed(each)  # or rolled back by the handler itself
 
 
-def leaves_transaction(error: BaseException) -> None:
-    """This error leaves a transaction of the exactly-once path."""
+def begins_transaction(part: Part) -> None:
+    """A transaction of the exactly-once path has taken a message."""
     if (recordings := current()) is not None:
-        recordings.left(error)
+        recordings.taken(part)
+
+
+def ends_transaction(part: Part) -> None:
+    """It has committed."""
+    if (recordings := current()) is not None:
+        recordings.committed(part)
+
+
+def leaves_transaction(error: BaseException, part: Part) -> None:
+    """This error leaves it, or its beginning."""
+    if (recordings := current()) is not None:
+        recordings.left(error, part)

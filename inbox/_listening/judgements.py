@@ -1,6 +1,6 @@
 """What inboxes have answered because of an error: kept on it, and followed to what is raised from it."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -28,6 +28,10 @@ _KEPT = "_inbox_judgements"
 """An attribute of errors. The errors themselves are not kept: their frames may hold connections and files."""
 
 
+Part = tuple[str, str]
+"""The consumer and the key of a message on the exactly-once path."""
+
+
 class Recorded(NamedTuple):
     """An inbox's answer to a message whose handler raised an error."""
 
@@ -44,6 +48,8 @@ class ErrorJudgement(NamedTuple):
     """None if the listener has to count the error."""
     is_claims: bool
     """Whether the error has left a claim."""
+    part: "Part | None" = None
+    """The message, if the error has left a transaction in which it was taken."""
 
 
 class _JudgementsOfError(WeakKeyDictionary[object, ErrorJudgement]):
@@ -53,14 +59,22 @@ class _JudgementsOfError(WeakKeyDictionary[object, ErrorJudgement]):
         return WeakKeyDictionary, ()  # an error may be pickled, to tell another process about it
 
 
-def judge(error: BaseException, message: object, answer: Recorded | None, *, is_claims: bool) -> None:
+def judge(
+    error: BaseException,
+    message: object,
+    answer: Recorded | None,
+    *,
+    is_claims: bool,
+    part: Part | None = None,
+) -> None:
     """Keep a judgement on this error, as long as the message lives. Two answers become one; otherwise the
     last judgement counts."""
     before = judged(error, message)
     if before is not None and before.answer is not None and answer is not None:
         answer = together([before.answer, answer])
     kept = vars(error).setdefault(_KEPT, _JudgementsOfError())  # a class may forbid setattr
-    kept[message] = ErrorJudgement(answer, is_claims or (before is not None and before.is_claims))
+    part = before.part if part is None and before is not None else part
+    kept[message] = ErrorJudgement(answer, is_claims or (before is not None and before.is_claims), part)
 
 
 def judged(error: BaseException, message: object) -> ErrorJudgement | None:
@@ -95,9 +109,22 @@ def answers_to(top: BaseException, message: object) -> list[Recorded] | None:
     return known[id(top)]
 
 
+def parts_of(top: BaseException, message: object) -> Iterator[Part]:
+    """The transactions that have led to this error."""
+    for each in _closure(top, _reasons):
+        if (judgement := judged(each, message)) is not None and judgement.part is not None:
+            yield judgement.part
+
+
 def because_of(top: BaseException) -> Iterator[BaseException]:
     """The error, and those that it is made of or was raised from, up to those that decide about the
     message."""
+    return _closure(top, _causes)
+
+
+def _closure(
+    top: BaseException, leads: Callable[[BaseException], list[BaseException]]
+) -> Iterator[BaseException]:
     seen: set[int] = set()
     stack = [top]
     while stack:
@@ -105,7 +132,7 @@ def because_of(top: BaseException) -> Iterator[BaseException]:
         if id(error) not in seen:
             seen.add(id(error))
             yield error
-            stack.extend(_causes(error))
+            stack.extend(leads(error))
 
 
 def origins(top: BaseException) -> list[BaseException]:

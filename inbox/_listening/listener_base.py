@@ -180,6 +180,8 @@ class ListenerBase:
         if outcome.error is not None:
             cause = stored(outcome.error)
             reason = cause if outcome.verdict is Verdict.NEW else f"{reason}: {cause}"
+        if _is_ended(job, outcome):
+            reason = f"{reason}, after a body that ended its transaction: the rest of it never ran"
         if action is Action.RETRY:
             delay = self._retry_delay(job) if outcome.retry_after is None else outcome.retry_after
         if outcome.error is not None or action is Action.DEAD_LETTER:
@@ -202,11 +204,13 @@ class ListenerBase:
         # Another handler has the message now, and may still fail.
         if outcome.error is not None and find(outcome.error, LeaseLost) is not None:
             return Action.RETRY
-        if outcome.verdict in _FINAL or _is_hopeless(job, outcome):
+        if outcome.verdict in _FINAL or _is_hopeless(job, outcome) or _is_ended(job, outcome):
             return Action.DEAD_LETTER
+        if outcome.verdict is Verdict.TOO_OLD:
+            return self.too_old
         if outcome.error is not None or outcome.verdict is Verdict.IN_FLIGHT:
             return Action.RETRY
-        return self.too_old if outcome.verdict is Verdict.TOO_OLD else Action.ACK
+        return Action.ACK
 
     def _retry_delay(self, job: MessageJob) -> float:
         return self.backoff.delay(self._count(job, "attempt", self._attempt, 1))
@@ -245,8 +249,14 @@ def _is_hopeless(job: MessageJob, outcome: Outcome) -> bool:
         return False
     ends = origins(error)
     # After a body that has committed too early, a redelivery would be a duplicate: the rest would be lost.
-    is_ended = any(isinstance(each, TransactionEnded) for each in ends)
-    return is_ended or all(isinstance(each, InvalidOption | InvalidResult) for each in ends)
+    if job.recordings.has_ended or any(isinstance(each, TransactionEnded) for each in ends):
+        return True
+    return all(isinstance(each, InvalidOption | InvalidResult) for each in ends)
+
+
+def _is_ended(job: MessageJob, outcome: Outcome) -> bool:
+    """Whether the handler was tried again after a body that had committed too early."""
+    return outcome.verdict is Verdict.DUPLICATE and job.recordings.has_ended
 
 
 def _tell(job: MessageJob, action: Action, reason: str, error: Exception | None = None) -> None:

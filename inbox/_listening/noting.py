@@ -41,13 +41,14 @@ def fail(records: Records, note: RefusalNote) -> None:
     """A handler's error has left an inbox that keeps no record of the message: should the listener give up
     the message, nothing else would say so."""
     if records != "never" and (recordings := current()) is not None:
-        recordings.failed = note
+        recordings.fail(note)
 
 
 def settle(recordings: Recordings, message: object, outcome: Outcome) -> None:
     """The listener decides about the message; record what was refused."""
-    if outcome.verdict is Verdict.DEAD and outcome.error is not None and recordings.failed is not None:
-        recordings.refuse(replace(recordings.failed, error=stored(outcome.error)))
+    error = outcome.error if outcome.verdict is Verdict.DEAD else None
+    if error is not None and (failed := recordings.failed_at(error)) is not None:
+        recordings.refuse(replace(failed, error=stored(error)))
     for each in recordings.take_refused():
         record(_placed(each, message))
 

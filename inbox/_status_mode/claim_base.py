@@ -14,7 +14,7 @@ from inbox_outbox_base.checks.options import done
 from inbox_outbox_base.checks.results import encode_result
 from inbox_outbox_base.errors.blame import is_failure, is_own
 from inbox_outbox_base.errors.groups import find, without
-from inbox_outbox_base.errors.inbox import InvalidOption, LeaseLost
+from inbox_outbox_base.errors.inbox import GiveUp, InvalidOption, LeaseLost
 from inbox_outbox_base.words.incoming import Verdict
 
 from .hold import GivingUp, Hold, OnUnknown, describe
@@ -305,5 +305,6 @@ def outcome_of(claim: ClaimBase | None, error: Exception | None = None) -> Outco
     """The outcome after the handler, with its error if there is one; without a claim the handler never
     began."""
     if claim is None:
-        return Outcome(Verdict.NEW, error=error)
+        gives_up = error is not None and find(error, GiveUp) is not None  # in `key=`, for example
+        return Outcome(Verdict.DEAD if gives_up else Verdict.NEW, error=error)
     return Outcome(claim.verdict, claim.result if error is None else None, claim.retry_after, error)

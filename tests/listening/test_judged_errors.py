@@ -5,6 +5,7 @@ import pickle
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from inbox.errors import (
     InvalidResult,
     MessageDead,
     MessageInFlight,
+    MessageTooOld,
     TransactionEnded,
     TransientError,
 )
@@ -151,6 +153,9 @@ def lost(engine: Engine, inbox: StatusInbox) -> None:
         claim.heartbeat()
 
 
+LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
+
+
 @contextmanager
 def converted() -> Iterator[None]:
     """As a decorator that gives every error the application's own type."""
@@ -248,9 +253,63 @@ def test_an_error_that_was_raised_from_an_answer(sqlite: Database, kind: Any) ->
         assert Listener().decide(["a"], each)[0].action is Action.DEAD_LETTER
 
 
+def test_a_handler_that_is_tried_again_after_its_body_has_committed(sqlite: Database) -> None:
+    """It is a duplicate then, and the rest of the body never runs: a person has to look."""
+    inbox, engine = Inbox("billing"), sqlite.engine()
+
+    @inbox.handler(engine, key=str)
+    def book(connection: Connection, message: str) -> None:
+        connection.commit()
+
+    def again(message: str) -> Outcome:
+        with suppress(TransactionEnded):
+            book(message)
+        return book(message)
+
+    def hidden(message: str) -> Outcome:
+        try:
+            return book(message)
+        except TransactionEnded:
+            raise LookupError from None
+
+    for message, handler in {"a": again, "b": hidden}.items():
+        (decision,) = Listener().decide([message], handler)
+        assert decision.action is Action.DEAD_LETTER
+        assert "ended its transaction" in decision.reason or "LookupError" in decision.reason
+
+
+def test_a_message_that_is_too_old_behind_a_decorator(sqlite: Database) -> None:
+    """The refusal decides, whatever it is raised as."""
+    inbox = Inbox("billing", retention=60)
+
+    def handle(message: str) -> Outcome:
+        try:
+            with inbox.transaction(sqlite.engine(), message, message_time=LONG_AGO):
+                pass
+        except MessageTooOld as error:
+            raise LookupError from error
+        return Outcome(Verdict.NEW)
+
+    assert Listener().decide(["a"], handle)[0].action is Action.DEAD_LETTER
+    assert Listener(too_old="ack").decide(["a"], handle)[0].action is Action.ACK
+
+
+def test_a_key_that_gives_up(sqlite: Database) -> None:
+    """Its message is a dead letter, with and without code around the handler."""
+
+    def key(message: str) -> str:
+        raise GiveUp("it has no key")
+
+    inbox = StatusInbox("orders", store=SqlStore(sqlite.engine()))
+    handle = inbox.handler(key=key)(lambda claim, message: None)
+    for each in (handle, lambda message: handle(message)):
+        assert Listener().decide(["a"], each)[0].action is Action.DEAD_LETTER
+
+
 def test_a_fallback_in_tasks(sqlite: Database) -> None:
     """A task group hides what was raised before it, and its errors are judged by themselves."""
-    inbox = AsyncStatusInbox("orders", store=SqlStore(sqlite.async_engine()), max_attempts=1)
+    engine = sqlite.async_engine()
+    inbox = AsyncStatusInbox("orders", store=SqlStore(engine), max_attempts=1)
 
     async def text() -> None:
         raise ConnectionError("the gateway is away")
@@ -266,6 +325,7 @@ def test_a_fallback_in_tasks(sqlite: Database) -> None:
 
     async def main() -> None:
         assert_delivered_again((await inbox.listener().decide(["a"], handle))[0], is_failure=True)
+        await engine.dispose()
 
     asyncio.run(main())
 
@@ -282,6 +342,11 @@ def stock_without_a_key(engine: Engine, stock: StatusInbox, message: str) -> Non
         fail()
 
 
+def stock_in_a_transaction(engine: Engine, stock: StatusInbox, message: str) -> None:
+    with Inbox("stock in a transaction").transaction(engine, message):
+        fail()
+
+
 def stock_in_flight(engine: Engine, stock: StatusInbox, message: str) -> None:
     with stock.claim("held"):
         pass
@@ -289,7 +354,12 @@ def stock_in_flight(engine: Engine, stock: StatusInbox, message: str) -> None:
 
 @pytest.mark.parametrize(
     ("run", "is_failure"),
-    [(stock_in_part, True), (stock_without_a_key, True), (stock_in_flight, False)],
+    [
+        (stock_in_part, True),
+        (stock_without_a_key, True),
+        (stock_in_a_transaction, True),
+        (stock_in_flight, False),
+    ],
 )
 def test_a_dead_claim_beside_another(sqlite: Database, run: Any, is_failure: bool) -> None:
     """While another claim of the message may still succeed, also one that does not answer for the message,
