@@ -43,6 +43,7 @@ from inbox_outbox_base.errors.codes import is_transient
 from inbox_outbox_base.monitoring.events import Event, EventKind
 from inbox_outbox_base.monitoring.log import LogEvents
 from inbox_outbox_base.transactions.policy import Policy
+from inbox_outbox_base.version import __version__ as __version__
 from inbox_outbox_base.words.deciding import BulkResult, Listing, OperatorDecision
 from inbox_outbox_base.words.findings import CheckReport, Finding
 from inbox_outbox_base.words.incoming import Delivery, Verdict, message_id, message_key

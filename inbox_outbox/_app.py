@@ -2,7 +2,6 @@
 
 import os
 import sys
-from importlib.metadata import version
 from typing import Annotated, NoReturn
 
 import typer
@@ -10,6 +9,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from inbox.errors import InboxError, InvalidOption, InvalidResult, MessageNotFound, WrongStatus
 from inbox_outbox_base.errors import secrets
+from inbox_outbox_base.version import __version__
 
 from . import _audit, _check, _inbox, _migrate, _outbox, _repair
 from ._exit import EXPLAINED, FAILED, INTERRUPTED, NOT_FOUND, USAGE, WRONG_STATUS
@@ -25,7 +25,7 @@ app = CommandGroup(
     name=_NAME,
     help="Messages that take effect exactly once, and leave if and only if their transaction commits.",
     epilog=EXPLAINED,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "INBOX_OUTBOX"},
     pretty_exceptions_enable=False,
 )
 app.command("migrate")(_migrate.migrate)
@@ -50,7 +50,7 @@ for group, commands in (
 
 def _print_version(is_wanted: bool) -> None:
     if is_wanted:
-        print(f"{_NAME} {version(_NAME)}")
+        print(f"{_NAME} {__version__}")
         raise typer.Exit
 
 

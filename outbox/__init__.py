@@ -14,6 +14,7 @@ A consumer that uses an inbox makes each message take effect once. Operators ins
 `outbox.schema` declares the tables; `outbox.errors` lists the exceptions.
 """
 
+from inbox_outbox_base.version import __version__ as __version__
 from inbox_outbox_base.words.deciding import BulkResult, Listing, OperatorDecision
 from inbox_outbox_base.words.findings import CheckReport, Finding
 from inbox_outbox_base.words.outgoing import (

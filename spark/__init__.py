@@ -10,6 +10,7 @@ inbox row is kept:
 """
 
 from inbox_outbox_base.checks.extras import brought_by
+from inbox_outbox_base.version import __version__ as __version__
 
 from . import errors
 

@@ -277,6 +277,14 @@ def test_the_environment_names_the_database(postgres: Database, monkeypatch: pyt
     assert as_json(inbox_outbox("inbox", "status", "--json", url=url)) == []
 
 
+def test_every_option_comes_from_the_environment_too(
+    postgres: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a container is configured: the variable is named after the command and the option."""
+    monkeypatch.setenv("INBOX_OUTBOX_INBOX_STATUS_JSON", "1")
+    assert as_json(inbox_outbox("inbox", "status", url=postgres.url)) == []
+
+
 def test_the_console_script(postgres: Database) -> None:
     """The command `inbox-outbox` is the same program."""
     script = Path(sys.executable).with_name("inbox-outbox")
