@@ -7,6 +7,7 @@
 #   make test-all  every test on every server, including the long ones
 #   make docs      the documentation as a site, in build/site
 #   make matrix    what works on which engine and layout (docs/check.md), with Debian's further servers
+#   make compare   other ways to handle a message once, and ours, under the same faults (docs/compare.md)
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -15,7 +16,7 @@ ARGS ?=
 # are enough for six.
 WORKERS ?= 6
 
-.PHONY: demo test test-all check docs collected tests tests-all matrix benchmark benchmark-brokers benchmark-outbox benchmark-spark benchmark-status clean
+.PHONY: demo test test-all check docs collected tests tests-all matrix benchmark benchmark-brokers benchmark-outbox benchmark-spark benchmark-status clean compare
 
 demo: $(VENV)/ready
 	$(BIN)/python -m examples.demo $(ARGS)
@@ -78,6 +79,10 @@ benchmark-spark: $(VENV)/ready
 benchmark-status: $(VENV)/ready
 	$(BIN)/python -m pip install --quiet --editable . --group benchmarks
 	$(BIN)/python -m benchmarks.status $(ARGS)
+
+compare: $(VENV)/ready
+	$(BIN)/python -m pip install --quiet --editable . --group benchmarks
+	$(BIN)/python -m benchmarks.compare $(ARGS)
 
 $(VENV)/ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from importlib import import_module
@@ -47,6 +48,30 @@ def test_every_part_prints_its_results(program: str, tmp_path: Path) -> None:
     assert not [name for name in left_out if name in BROKERS and servers.is_required(name)]
     if left_out:
         pytest.skip(", ".join(f"{name}: {reason}" for name, reason in left_out.items()))
+
+
+@pytest.mark.long
+def test_the_comparison_finds_faults(tmp_path: Path) -> None:
+    """A killed worker and two deliveries at once double and lose what the naive ways handle, and nothing of
+    what ours promise."""
+    if shutil.which("redis-server") is None:
+        assert not servers.is_required("redis")
+        pytest.skip("redis-server is not installed")
+    once = {"before": 1, "after": 1, "unacknowledged": 1, "two": 1}
+    expected = {
+        "look-up": once | {"two": 2},
+        "unique-key": once,
+        "redis-lock": once | {"before": 0, "unacknowledged": 2},
+        "inbox": once,
+        "inbox-transact": once,
+        "inbox-step": once | {"after": 2},
+    }
+    file = tmp_path / "found.json"
+    ways = [f"--only={way}" for way in expected]
+    command = [sys.executable, "-m", "benchmarks.compare", *ways, "--json", str(file)]
+    done = subprocess.run(command, cwd=ROOT, check=False)
+    assert json.loads(file.read_text()) == expected
+    assert done.returncode == 0
 
 
 def test_a_part_that_fails(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
