@@ -49,11 +49,13 @@ class EventTally:
 
     def add(self, system: str, event: Event) -> None:
         """Count it."""
-        counted = Counted(system, event.kind, event.consumer, event.topic)
+        self._add(Counted(system, event.kind, event.consumer, event.topic), event.count)
+
+    def _add(self, counted: Counted, number: int) -> None:
         with self._lock:
             if len(self._counts) >= _MOST and counted not in self._counts:
-                counted = Counted(system, event.kind, "", None)
-            self._counts[counted] += event.count
+                counted = Counted(counted.system, counted.kind, "", None)
+            self._counts[counted] += number
 
     def take(self, system: str, event: Event, here: Context) -> None:
         """Note a transaction, to be counted later, in this context."""
@@ -62,13 +64,20 @@ class EventTally:
             self._count()
 
     def _count(self) -> None:
+        numbers: Counter[Counted] = Counter()
+        attributes: dict[Counted, dict[str, str]] = {}
         with suppress(IndexError):  # another thread may count some of them
             while True:
                 system, event, here = self._taken.popleft()
-                self.add(system, event)
-                labels = labels_of(system, event.consumer, event.topic)
+                counted = Counted(system, event.kind, event.consumer, event.topic)
+                if counted not in attributes:
+                    labels = labels_of(system, event.consumer, event.topic)
+                    attributes[counted] = labels | {"messaging.operation.name": "process"}
+                numbers[counted] += event.count
                 if self._record is not None:
-                    self._record(event.seconds, labels | {"messaging.operation.name": "process"}, here)
+                    self._record(event.seconds, attributes[counted], here)
+        for counted, number in numbers.items():
+            self._add(counted, number)
 
     def begin(self, meter: metrics.Meter, handlers: Histogram) -> None:
         """Let the meter provider read it."""

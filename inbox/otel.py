@@ -43,6 +43,7 @@ _ENDS = (
 )
 _GOOD_ENDS = (EventKind.COMPLETED, EventKind.RELEASED)
 _SENDS = (EventKind.SENT, EventKind.REFUSED, EventKind.UNAVAILABLE, EventKind.UNKNOWN)
+_LOADS = (EventKind.LOAD_ENDED, EventKind.LOAD_FAILED)
 _NANOSECONDS = 1_000_000_000
 _MOST_LINKS = 128
 """The most links of a span: the SDK keeps no more."""
@@ -87,6 +88,8 @@ class OtelEvents:
     - ``messaging.client.operation.duration``: histogram of the seconds that batches were on their way.
     - ``messaging.client.consumed.messages``: counter of the messages that a broker's consumer has received.
     - ``inbox.step.duration``: histogram of the seconds that finished steps took, by ``inbox.step``.
+    - ``inbox.load.duration``: histogram of the seconds that batches of Spark's writer took, with
+      ``error.type`` if they failed; ``inbox.events`` has their rows.
     - ``inbox.purged``: counter of the rows that a purge has deleted.
     - ``outbox.delivery.duration``: histogram of the seconds from a message's publication until the broker's
       acceptance was recorded, by this machine's clock; of a delayed message since it was due. Of each
@@ -139,6 +142,7 @@ class OtelEvents:
             "{message}",
             "Number of messages that were delivered to the application.",
         )
+        self._loads = _seconds(meter, "inbox.load.duration", "Duration of Spark's batches.")
         self._purged = meter.create_counter("inbox.purged", "{row}", "Rows that purges have deleted.")
         self._deliveries = _seconds(
             meter, "outbox.delivery.duration", "From the publication to the broker's acceptance."
@@ -167,6 +171,9 @@ class OtelEvents:
                 self._send(event)
             elif event.kind is EventKind.PURGED:
                 self._purged.add(event.count, self._labels(event))
+            elif event.kind in _LOADS:
+                failed = {"error.type": event.kind.value} if event.kind is EventKind.LOAD_FAILED else {}
+                self._loads.record(event.seconds, self._labels(event) | failed)
             _show(event, trace.get_current_span() if run is None else run.span)
 
     def sending(self, topic: str, messages: Sequence[Envelope]) -> Callable[[int, SendOutcome | None], None]:
@@ -323,6 +330,7 @@ def _details(event: Event) -> dict[str, AttributeValue]:
         "inbox.key": event.key or None,
         "inbox.step": event.step,
         "inbox.error": event.error,
+        "inbox.run": event.run,
         "messaging.message.id": event.message_id,
         "messaging.destination.name": event.topic,
         "messaging.batch.message_count": event.count if event.count != 1 else None,

@@ -21,6 +21,7 @@ from inbox_outbox_base.databases.registry import database_of
 from inbox_outbox_base.databases.taking import Attempt, KeyBatch, KeyRow, Stored, Taking
 from inbox_outbox_base.errors.blame import AFTER_BODY, OWN, Own
 from inbox_outbox_base.errors.inbox import PolicyConflict, TablesMissing, UnsafeDatabase
+from inbox_outbox_base.monitoring.events import Hooks
 from inbox_outbox_base.tables.inbox import Tables
 from inbox_outbox_base.transactions.joining import database_to_join
 from inbox_outbox_base.transactions.policy import Declaration
@@ -49,6 +50,8 @@ class Terms:
     memory: Memory | None
     records: Records = "listening"
     """Which refusals to record."""
+    hooks: Hooks | None = None
+    """What hears of messages that are taken in the caller's transaction."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from inbox_outbox_base.transactions.session import BindArguments, bind_of, check
 from inbox_outbox_base.transactions.sources import async_kinds, check_source, open_source
 from inbox_outbox_base.words.incoming import Verdict
 
-from .accept import accept, accept_many, ours
+from .answering import answer, answer_many
 from .base import ATTEMPTS, Consumer, checked_time
 from .taken import Taken, take
 from .transaction import Transaction
@@ -78,8 +78,7 @@ class AsyncInbox(Consumer, Listens[AsyncListener]):
         attempt, time = self._attempt(key, payload), checked_time(message_time)
 
         def work(given: Connection) -> Verdict:
-            with ours(given):
-                return accept(given, attempt, self._terms, time)[0]
+            return answer(given, attempt, self._terms, time)[0]
 
         return self._on(connection, bind_arguments, f"accept of {attempt.key!r}", work)
 
@@ -121,7 +120,7 @@ class AsyncInbox(Consumer, Listens[AsyncListener]):
         messages = self._messages(keys, payloads, message_times)
 
         def work(given: Connection) -> list[Verdict]:
-            return accept_many(given, self.tables, self.consumer, messages, self._terms)
+            return answer_many(given, self.tables, self.consumer, messages, self._terms)
 
         return self._on(connection, bind_arguments, f"accept_many of {len(messages.keys):,} keys", work)
 

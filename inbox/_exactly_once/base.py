@@ -76,7 +76,7 @@ class Consumer:
         self._memory = Memory(remember) if remember else None
         options.one_of("record_refusals", record_refusals, RECORDS)
         self.record_refusals: Records = record_refusals
-        self._terms = Terms(self.wait, self._policy, self._memory, record_refusals)
+        self._terms = Terms(self.wait, self._policy, self._memory, record_refusals, self.hooks or None)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.consumer!r})"

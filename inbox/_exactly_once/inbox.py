@@ -26,7 +26,7 @@ from inbox_outbox_base.transactions.session import BindArguments, bind_of, check
 from inbox_outbox_base.transactions.sources import SYNC, Source, check_source, open_source
 from inbox_outbox_base.words.incoming import Verdict
 
-from .accept import accept, accept_many, ours
+from .answering import answer, answer_many
 from .base import ATTEMPTS, Consumer, checked_time
 from .taken import Taken, take
 from .work import Work, begins_body, handle_of
@@ -53,10 +53,11 @@ class Inbox(Consumer, Listens[Listener]):
         on_refusal: what `transaction` and `handler` do with a message that was taken neither now nor before:
             "raise" the `NotTaken` error of its verdict, or "return" the verdict. With "return", check it
             before you acknowledge the message.
-        on_event: a function, or several, called with each `Event` of `transaction` and `handler`: `TAKEN`,
-            `DUPLICATE`, `MISMATCH`, `IN_FLIGHT`, `TOO_OLD`, `RETRIED`, `COMMIT_RESOLVED`. It is never called
-            inside a transaction; its errors are logged and ignored. `accept`, `accept_many` and `take` run in
-            your own transaction and send no events.
+        on_event: a function, or several, called with each `Event`: `TAKEN`, `DUPLICATE`, `MISMATCH`,
+            `IN_FLIGHT`, `TOO_OLD`; of `handler` also `RETRIED`, and of `transaction` and `handler`
+            `COMMIT_RESOLVED`. It is never called inside a transaction; its errors are logged and ignored.
+            `accept`, `accept_many` and `take` send theirs right after the COMMIT of your transaction, and
+            none if it is rolled back, or ended without SQLAlchemy's commit.
         remember: how many committed messages this object remembers, with their results: it answers their
             duplicates without asking the database. `accept_many` always asks the database.
         record_refusals: which `MISMATCH` and `TOO_OLD` answers `inbox.refused` lists afterwards: "listening",
@@ -106,8 +107,7 @@ class Inbox(Consumer, Listens[Listener]):
         """
         attempt = self._attempt(key, payload)
         given = self._on(connection, bind_arguments)
-        with ours(given):
-            return accept(given, attempt, self._terms, checked_time(message_time))[0]
+        return answer(given, attempt, self._terms, checked_time(message_time))[0]
 
     def take(
         self,
@@ -156,7 +156,7 @@ class Inbox(Consumer, Listens[Listener]):
         """
         messages = self._messages(keys, payloads, message_times)
         given = self._on(connection, bind_arguments)
-        return accept_many(given, self.tables, self.consumer, messages, self._terms)
+        return answer_many(given, self.tables, self.consumer, messages, self._terms)
 
     @contextmanager
     def transaction(

@@ -24,7 +24,8 @@ from inbox_outbox_base.transactions import failed_commit
 from inbox_outbox_base.transactions.savepoints import innermost, number
 from inbox_outbox_base.words.incoming import Verdict
 
-from .accept import Terms, accept, ours
+from .accept import Terms
+from .answering import answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +123,7 @@ def take(
 ) -> Taken:
     """Take one message in the transaction on this connection (the session's connection, if there is one).
     Its result is written when it is set, or `at_commit`."""
-    with ours(connection):
-        verdict, stored = accept(connection, attempt, terms, message_time)
+    verdict, stored = answer(connection, attempt, terms, message_time)
     transaction = connection.get_transaction()
     before = None if stored is None else _result(connection, stored)
     value = _Value([_Setting(before, innermost(connection), frozenset())])

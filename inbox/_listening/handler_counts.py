@@ -73,9 +73,9 @@ class EngineCounts:
         self._fails_since: float | None = None
         self._is_storing = self._closes = False
 
-    def add(self, kind: SeriesKind, consumer: str) -> None:
-        """Count a message. For an asynchronous engine, in a task of its loop."""
-        self._writer.add(kind, consumer)
+    def add(self, kind: SeriesKind, consumer: str, number: int = 1) -> None:
+        """Count messages. For an asynchronous engine, in a task of its loop."""
+        self._writer.add(kind, consumer, number)
         self._closes = False  # the application uses the engine
         if not self._runs:
             self._start()

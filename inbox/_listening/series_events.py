@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # without greenlet the import fails
 _KINDS = {
     EventKind.TAKEN: SeriesKind.ACCEPTED,
     EventKind.COMPLETED: SeriesKind.ACCEPTED,
+    EventKind.LOADED: SeriesKind.ACCEPTED,
     EventKind.DUPLICATE: SeriesKind.DUPLICATE,
     EventKind.MISMATCH: SeriesKind.MISMATCH,
     EventKind.TOO_OLD: SeriesKind.TOO_OLD,
@@ -27,8 +28,8 @@ _KINDS = {
 
 
 class SeriesEvents:
-    """Counts an inbox's events for `series`: give it to an inbox as `on_event`, if you call `transaction`,
-    `claim` or decorated handlers without a listener. A listener counts by itself, and does not count the
+    """Counts an inbox's events for `series`: give it to an inbox as `on_event`, if you call its methods or
+    decorated handlers without a listener. A listener counts by itself, and does not count the
     messages of an inbox that has this.
 
     A thread, or with an AsyncEngine a task, stores the counts once a second and when the process, or the
@@ -50,4 +51,4 @@ class SeriesEvents:
     def __call__(self, event: Event) -> None:
         """Count it."""
         if self._counts is not None and (kind := _KINDS.get(event.kind)) is not None:
-            self._counts.add(kind, event.consumer)
+            self._counts.add(kind, event.consumer, event.count)

@@ -78,6 +78,16 @@ class EventKind(StrEnum):
     """A broker's consumer has lost its connection, and tries to get another one."""
     RECONNECTED = "reconnected"
     """A broker's consumer is connected again."""
+    LOAD_STARTED = "load_started"
+    """Spark: the driver has begun to write a batch."""
+    LOADED = "loaded"
+    """Spark: rows of a batch were new, and have committed."""
+    REJECTED = "rejected"
+    """Spark: the target has refused rows of a batch, and they are in `inbox_rejected`."""
+    LOAD_ENDED = "load_ended"
+    """Spark: all rows of a batch have committed."""
+    LOAD_FAILED = "load_failed"
+    """Spark: a batch was given up; partitions that have committed stay."""
 
 
 OF_VERDICT = {
@@ -100,14 +110,15 @@ def kind_of(outcome: Outcome) -> EventKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something that has happened to one message, or for a relay to several of one topic.
+    """Something that has happened to one message, or to several alike.
 
     Attributes:
         consumer: the inbox's consumer; empty for a relay and a broker's consumer.
         key: the message's key, as it is stored; empty if the event is about several messages.
         attempt: the message's attempt, from 1; 0 if attempts are not counted here.
         token: the claim's token; 0 if there is none.
-        seconds: since the claim or the transaction began; for a step, how long the step took.
+        seconds: since the claim or the transaction began; for a step or a load, how long it took; of
+            `accept`, `accept_many` and `take`, from their answer to the COMMIT.
         step: the step that the event is about.
         error: what went wrong, as text.
         topic: the topic of outgoing messages; of a broker's consumer, its queue or topics.
@@ -115,9 +126,11 @@ class Event:
         digest: of a mismatch, the digest of the payload that was delivered, in hexadecimal.
         stored_digest: the digest of the payload with which the key was taken.
         count: how many messages the event is about. A relay sends an event for each topic and batch, a purge
-            for each batch.
+            for each batch, `accept_many` for each verdict, a load for each kind.
         ages: of at most 32 of the sent messages, evenly chosen, the seconds since each was published, or due
             if it was delayed.
+        run, batch: of a load, as in its report.
+        partitions: of a load that has ended, how many partitions had rows.
     """
 
     kind: EventKind
@@ -134,6 +147,9 @@ class Event:
     digest: str | None = None
     stored_digest: str | None = None
     ages: tuple[float, ...] = field(default=(), repr=False)
+    run: str | None = None
+    batch: int = 0
+    partitions: int = 0
 
 
 def digests_of(verdict: Verdict, digest: bytes | None, stored_digest: bytes | None) -> dict[str, Any]:

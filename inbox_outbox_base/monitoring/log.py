@@ -19,6 +19,9 @@ LEVELS = {
     EventKind.UNDONE: logging.INFO,
     EventKind.STARTED: logging.INFO,
     EventKind.RECONNECTED: logging.INFO,
+    EventKind.LOAD_STARTED: logging.INFO,
+    EventKind.LOADED: logging.INFO,
+    EventKind.LOAD_ENDED: logging.INFO,
     EventKind.FAILED: logging.WARNING,
     EventKind.LOST: logging.WARNING,
     EventKind.ABANDONED: logging.WARNING,
@@ -31,6 +34,8 @@ LEVELS = {
     EventKind.UNAVAILABLE: logging.WARNING,
     EventKind.UNKNOWN: logging.WARNING,
     EventKind.DISCONNECTED: logging.WARNING,
+    EventKind.REJECTED: logging.WARNING,
+    EventKind.LOAD_FAILED: logging.WARNING,
     EventKind.DEAD: logging.ERROR,
     EventKind.HALTED: logging.ERROR,
     EventKind.STEP_UNKNOWN: logging.ERROR,
@@ -63,25 +68,34 @@ class LogEvents:
 
 def _line(event: Event) -> str:
     """One line, whatever characters key and error contain."""
-    about = [] if event.topic is None else [f"topic={event.topic!r}"]
-    if event.topic is None or event.consumer:
-        about.append(repr(event.consumer))
-    if event.key or (event.topic is None and event.kind is not EventKind.PURGED):
-        about.append(f"key={event.key!r}")
-    if event.message_id is not None:
-        about.append(f"id={event.message_id!r}")
-    parts = [f"{' '.join(about)}: {event.kind.value.replace('_', ' ')}"]
+    parts = [f"{' '.join(_about(event))}: {event.kind.value.replace('_', ' ')}"]
     if event.count != 1:
         parts.append(f"count={event.count}")
+    if event.partitions:
+        parts.append(f"partitions={event.partitions}")
     if event.step is not None:
         parts.append(f"step={event.step!r}")
     if event.attempt:
         parts.append(f"attempt={event.attempt}")
     if event.token:
         parts.append(f"token={event.token}")
+    if event.token or event.kind is EventKind.LOAD_ENDED:
         parts.append(f"seconds={event.seconds:.3f}")
     if event.digest is not None:
         parts.append(f"digest={event.digest} stored={event.stored_digest}")
     if event.error is not None:
         parts.append(f"error={event.error!r}")
     return " ".join(parts)
+
+
+def _about(event: Event) -> list[str]:
+    about = [] if event.topic is None else [f"topic={event.topic!r}"]
+    if event.topic is None or event.consumer:
+        about.append(repr(event.consumer))
+    if event.run is not None:
+        about.append(f"run={event.run!r} batch={event.batch}")
+    elif event.key or (event.topic is None and event.count == 1 and event.kind is not EventKind.PURGED):
+        about.append(f"key={event.key!r}")
+    if event.message_id is not None:
+        about.append(f"id={event.message_id!r}")
+    return about

@@ -54,6 +54,7 @@ _COMMIT = re.compile(
 )
 _WORD = re.compile(r"COMMIT|PREPARE|END", re.IGNORECASE)
 """Few texts have one of these."""
+_BEGINS = re.compile(r"\b(COMMIT|ROLLBACK|ABORT|END|BEGIN|START|CALL|EXECUTE|PREPARE)\b", re.IGNORECASE)
 _SAVEPOINT_END = re.compile(r"\s*(RELEASE|ROLLBACK(\s+(WORK|TRANSACTION))?\s+TO)\b", re.IGNORECASE)
 _SAVEPOINT_WORD = re.compile(r"RELEASE|ROLLBACK", re.IGNORECASE)
 _BODY = re.compile(r"\s*(BEGIN\s+NOT\b|(CREATE|ALTER)\b.*\bBEGIN\b)", re.IGNORECASE | re.DOTALL)
@@ -72,6 +73,11 @@ def may_end(statement: Any) -> bool:
         return False  # as most are
     text = _LEADING.sub("", text, count=1).rstrip("; \t\r\n")
     return ";" in text or not _CANNOT_END.match(text)
+
+
+def may_begin_another(statement: Any) -> bool:
+    """Whether a statement that `may_end` the transaction may also begin another one; a text, by its words."""
+    return _BEGINS.search(_text(statement) or "") is not None
 
 
 def commits(connection: Connection, statement: Any) -> bool:

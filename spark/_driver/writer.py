@@ -1,41 +1,30 @@
 """The writer for DataFrames."""
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-from pyspark import TaskContext
 from sqlalchemy import URL, Executable
 
 from inbox_outbox_base.checks.retention import Retention
 from inbox_outbox_base.databases.results import Append, Results, Upsert
 from inbox_outbox_base.errors.inbox import InvalidOption
+from inbox_outbox_base.monitoring.events import Hook, Hooks
 from spark._executor.probe import unseen_rows
 from spark._executor.reconciliation import Reconciliation
-from spark._executor.report import RowCounts, WriteReport
-from spark._executor.task import Done, Task, recognise, run_task
+from spark._executor.report import WriteReport
 from spark._options.messages import Messages
-from spark._options.session import arrow_schema, only, output_mode, query_id, session_options, time_zone
+from spark._options.session import arrow_schema, output_mode, query_id, session_options
 from spark._options.settings import WriterSettings, check_given, checked
-from spark._options.zones import known
 
 from .comparison import reconcile
 from .job import Job
 from .send_code import mapped
-from .spark_ui import described, log_report, observed
+from .writing import check_zone, write
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-Work = Callable[[Task, int, Iterable[pa.RecordBatch]], Done | None]
-
-_DONE = (
-    "part int, fingerprint binary, rows bigint, new bigint, duplicate bigint, repeated bigint, "
-    "dropped bigint, mismatch bigint, rejected bigint, updated bigint, replayed boolean, transport string"
-)
 
 
 class InboxWriter:
@@ -92,6 +81,10 @@ class InboxWriter:
             task. They run again whenever the batch is tried again.
         after: the same, in the transaction that marks the batch as finished in the ledger: once for each
             batch. They do not run while rows of the batch are in `inbox_rejected`.
+        on_event: a function, or several, called on the driver with each `Event` of a batch: `LOAD_STARTED`;
+            the rows that this call has committed, `LOADED`, `DUPLICATE`, `MISMATCH` and `REJECTED`, each with
+            its `count` unless that is 0; and `LOAD_ENDED` or `LOAD_FAILED`. Its errors are logged and
+            ignored. Tasks run in other processes, and call nothing.
 
     Options that you omit are taken from the session's ``spark.inbox.*``, with the names of the options of
     `format("inbox")`.
@@ -132,7 +125,9 @@ class InboxWriter:
         retention: Retention | float | timedelta | None = None,
         before: Sequence[str | Executable] | None = None,
         after: Sequence[str | Executable] | None = None,
+        on_event: Hook | Iterable[Hook] | None = None,
     ) -> None:
+        self._hooks = Hooks(on_event)
         self._given = _given(
             url=url,
             table=table,
@@ -183,7 +178,7 @@ class InboxWriter:
                 call continues with the others.
         """
         settings = self._settings_to_write(df)
-        return _write(df, settings, settings.run)
+        return write(df, settings, settings.run, self._hooks)
 
     def check(self, df: "DataFrame") -> None:
         """Check everything that `write` checks before it reads a row. No row is read, and nothing written.
@@ -192,7 +187,7 @@ class InboxWriter:
         """
         settings = self._settings_to_write(df)
         schema = arrow_schema(df.schema)
-        _check_zone(df, schema)
+        check_zone(df, schema)
         Job(settings, settings.run).check(schema)
 
     def foreach_batch(self, df: "DataFrame", batch_id: int) -> Any:
@@ -219,7 +214,7 @@ class InboxWriter:
                 "they would run again with a batch that comes again; give run=, another for each checkpoint"
             )
         run = ":".join(each for each in (settings.run, query) if each)
-        return _write(df, settings, run or None)
+        return write(df, settings, run or None, self._hooks)
 
     def unseen(self, df: "DataFrame") -> "DataFrame":
         """The rows whose keys are not in the inbox yet, to avoid costly work on the others.
@@ -271,90 +266,4 @@ def _check_mode(mode: str, settings: WriterSettings) -> None:
             f"outputMode({mode!r}): newer values come under the same key, which is taken once, so they would "
             "be ignored; use results=Upsert(key=..., version=...), which takes each version of a key once, "
             "or outputMode('append')"
-        )
-
-
-def _write(df: "DataFrame", settings: WriterSettings, run: str | None) -> WriteReport:
-    with described(df, settings):
-        report = _written(df, settings, run)
-    log_report(df, report)
-    return report
-
-
-def _written(df: "DataFrame", settings: WriterSettings, run: str | None) -> WriteReport:
-    began = time.monotonic()
-    df = _partitioned(df, settings)
-    job = Job(settings, run)
-    schema = arrow_schema(df.schema)
-    _check_zone(df, schema)
-    task = job.prepare(schema)
-    finished = job.finished()
-    if finished is not None and settings.ledger == "trust":
-        return job.report_finished(finished, time.monotonic() - began)
-    if finished is not None:
-        # Most likely all rows are there: the columns of the fingerprint suffice to tell, so no others are
-        # sent.
-        done = _run(only(df, settings.compared), recognise, task)
-        if all(each.replayed for each in done):
-            return job.report(done, time.monotonic() - began)
-    job.begin()
-    return job.report(_run(df, run_task, task), time.monotonic() - began)
-
-
-def _check_zone(df: "DataFrame", schema: pa.Schema) -> None:
-    if any(pa.types.is_timestamp(field.type) and field.type.tz for field in schema):
-        known(time_zone(df))
-
-
-def _run(df: "DataFrame", what: Work, task: Task) -> list[Done]:
-    done = mapped(df, _DONE, _on_executor, what, task)
-    rows = (observed(done) if what is run_task else done).collect()
-    return [
-        Done(
-            row.part,
-            bytes(row.fingerprint),
-            RowCounts(
-                row.rows,
-                row.new,
-                row.duplicate,
-                row.repeated,
-                row.dropped,
-                row.mismatch,
-                row.rejected,
-                row.updated,
-            ),
-            row.replayed,
-            row.transport,
-        )
-        for row in rows
-    ]
-
-
-def _partitioned(df: "DataFrame", settings: WriterSettings) -> "DataFrame":
-    if settings.atomicity == "job":
-        # All or nothing needs one transaction, and hence one task.
-        return df.repartition(1)
-    return df if settings.num_partitions is None else df.coalesce(settings.num_partitions)
-
-
-def _on_executor(what: Work, task: Task, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    context: Any = TaskContext.get()
-    done = what(task, context.partitionId(), batches)
-    if done is not None:
-        counts = done.counts
-        yield pa.record_batch(
-            {
-                "part": pa.array([done.part], pa.int32()),
-                "fingerprint": pa.array([done.fingerprint], pa.binary()),
-                "rows": [counts.rows],
-                "new": [counts.new],
-                "duplicate": [counts.duplicate],
-                "repeated": [counts.repeated],
-                "dropped": [counts.dropped],
-                "mismatch": [counts.mismatch],
-                "rejected": [counts.rejected],
-                "updated": [counts.updated],
-                "replayed": [done.replayed],
-                "transport": [done.transport],
-            }
         )

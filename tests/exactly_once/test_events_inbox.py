@@ -1,19 +1,23 @@
 """Monitoring of the exactly-once path: one event for each message, sent after its transaction has ended."""
 
 import logging
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, create_engine, func, select
+from sqlalchemy import Connection, Engine, create_engine, event, func, select, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as SQLTimeoutError
-from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
 
-from inbox import AsyncInbox, Event, EventKind, Inbox, LogEvents
+from inbox import AsyncInbox, Event, EventKind, Inbox, LogEvents, Verdict
 from inbox.errors import InvalidOption, NotTaken, TransientError
 from inbox.schema import tables
 from inbox_outbox_base.calls import retry
 from tests.support.database import Database
+from tests.support.on_servers import each_on, on
 from tests.support.status_mode.asynchronous import in_loop
 from tests.support.telemetry import Telemetry, telemetry
 
@@ -54,7 +58,7 @@ def test_each_verdict_is_an_event(sqlite: Database) -> None:
         for key, given, _ in DELIVERIES[:-1]:
             deliver(inbox, engine, key, **given)
         with sqlite.engine().begin() as connection:
-            inbox.accept(connection, "held")
+            Inbox(on_refusal).accept(connection, "held")
             deliver(inbox, engine, "held")
         rows = 1 if on_refusal == "raise" else 3
         assert watch.heard == [(kind, key, rows) for key, _, kind in DELIVERIES]
@@ -113,13 +117,132 @@ async def test_the_same_asynchronously(postgres: Database) -> None:
         await inbox.accept(connection, "held")
         with pytest.raises(NotTaken):
             await bill("held")
+    async with AsyncSession(engine) as session:
+        assert (await inbox.take(session, "held")).verdict is Verdict.DUPLICATE
+        assert await inbox.accept_many(session, ["b", "c"]) == [Verdict.NEW] * 2
+        await session.rollback()
     await engine.dispose()
     assert watch.heard == [
         (EventKind.RETRIED, "a", 0),
         (EventKind.TAKEN, "a", 1),
         (EventKind.DUPLICATE, "a", 1),
         (EventKind.IN_FLIGHT, "held", 1),
+        (EventKind.TAKEN, "held", 2),
     ]
+
+
+def test_the_callers_transaction(sqlite: Database) -> None:
+    """`accept`, `take` and `accept_many` send their events after the COMMIT, when others can see the rows:
+    one for each message, or for all of a batch that have the same verdict."""
+    watch = Watch(sqlite.engine())
+    inbox = Inbox("billing", on_event=watch, wait=0)
+    with sqlite.engine().begin() as connection:
+        inbox.accept(connection, "a", "first")
+        inbox.take(connection, "a", "other")
+        inbox.accept_many(connection, ["old", "b", "c", "b"], message_times=[LONG_AGO, *[None] * 3])
+        assert not watch.heard
+    with Session(sqlite.engine()) as session:
+        inbox.take(session, "d").result = 1
+        session.commit()
+        inbox.accept(session, "e")
+        with session.begin_nested():
+            inbox.accept(session, "f")
+        session.commit()
+    assert watch.heard == [
+        (EventKind.TAKEN, "a", 3),
+        (EventKind.MISMATCH, "a", 3),
+        (EventKind.TOO_OLD, "old", 3),
+        (EventKind.TAKEN, "", 3),
+        (EventKind.DUPLICATE, "b", 3),
+        (EventKind.TAKEN, "d", 4),
+        (EventKind.TAKEN, "e", 6),
+        (EventKind.TAKEN, "f", 6),
+    ]
+    assert [event.count for event in watch.events] == [1, 1, 1, 2, 1, 1, 1, 1]
+    assert watch.events[1].stored_digest is not None
+    assert all(event.consumer == "billing" and event.seconds > 0 for event in watch.events)
+
+
+def roll_back(connection: Connection) -> None:
+    connection.rollback()
+
+
+def close(connection: Connection) -> None:
+    connection.close()
+
+
+def lose_in_commit(connection: Connection) -> None:
+    def fail(_: Connection) -> None:
+        raise ValueError("spoilt")
+
+    event.listen(connection, "commit", fail)
+    with pytest.raises(ValueError, match="spoilt"):
+        connection.commit()
+    event.remove(connection, "commit", fail)
+    connection.rollback()
+
+
+def roll_back_as_text(connection: Connection) -> None:
+    connection.exec_driver_sql("ROLLBACK AND CHAIN")  # the next transaction has begun
+    Inbox("other").accept(connection, "b")
+    connection.commit()
+
+
+def roll_back_through_the_driver(connection: Connection) -> None:
+    connection.connection.rollback()
+    connection.commit()
+
+
+def swallow(connection: Connection) -> None:
+    with pytest.raises(DBAPIError):
+        connection.exec_driver_sql("SELECT nonsense")
+    connection.commit()  # on PostgreSQL this is a ROLLBACK
+
+
+def end_by_ddl(connection: Connection) -> None:
+    connection.exec_driver_sql("CREATE TABLE made (id INT)")
+    Inbox("other").accept(connection, "b")
+    connection.commit()
+
+
+ENDS = (roll_back, roll_back_as_text, close, lose_in_commit, roll_back_through_the_driver, swallow)
+
+
+@each_on("postgresql", "end", ENDS, [roll_back_as_text, end_by_ddl], among=("postgresql", "mariadb"))
+def test_nothing_is_said_of_a_callers_rollback(migrated: Database, end: Callable[[Connection], None]) -> None:
+    """However a transaction ends, messages that it has not committed for certain cause no event, and the next
+    transaction of the same connection has its own only."""
+    watch = Watch(migrated.engine())
+    inbox = Inbox("billing", on_event=watch)
+    engine = migrated.engine()
+    connection = engine.connect()
+    inbox.accept(connection, "a")
+    end(connection)
+    if connection.closed:
+        connection = engine.connect()
+    with connection.begin_nested() as savepoint:
+        inbox.accept(connection, "b")
+        savepoint.rollback()
+    inbox.accept_many(connection, ["c"])
+    connection.execute(text("SET LOCAL lock_timeout = 0") if migrated.name == "postgresql" else select(1))
+    connection.commit()
+    connection.close()
+    assert [key for _, key, _ in watch.heard] == ["c"]
+
+
+@on("mariadb")
+def test_a_transaction_in_two_phases(migrated: Database) -> None:
+    """The events come after the second phase."""
+    watch = Watch(migrated.engine())
+    inbox = Inbox("billing", on_event=watch)
+    with migrated.engine().connect() as connection:
+        for key, keeps in (("a", True), ("b", False)):
+            transaction = connection.begin_twophase()
+            inbox.accept(connection, key)
+            transaction.prepare()
+            assert len(watch.heard) == (not keeps)
+            transaction.commit() if keeps else transaction.rollback()
+    assert watch.heard == [(EventKind.TAKEN, "a", 1)]
 
 
 @in_loop

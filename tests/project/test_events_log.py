@@ -24,6 +24,8 @@ LOUD = {
     "unavailable": logging.WARNING,
     "unknown": logging.WARNING,
     "disconnected": logging.WARNING,
+    "rejected": logging.WARNING,
+    "load_failed": logging.WARNING,
     "dead": logging.ERROR,
     "halted": logging.ERROR,
     "step_unknown": logging.ERROR,
@@ -122,12 +124,19 @@ def test_every_kind_has_its_level(log: pytest.LogCaptureFixture) -> None:
 
 def test_a_batch_is_one_line(log: pytest.LogCaptureFixture) -> None:
     """A relay's event is one line with the topic and the number of messages, or with the key and id of a
-    single one."""
+    single one; so is that of `accept_many`, and of a load with its run."""
     LogEvents()(Event(kind=EventKind.UNAVAILABLE, topic="orders", count=50, error="no route"))
     LogEvents()(Event(kind=EventKind.DEAD_LETTER, topic="orders", key="order-1", message_id="m-1"))
     assert loud(log) == [
         "topic='orders': unavailable count=50 error='no route'",
         "topic='orders' key='order-1' id='m-1': dead letter",
+    ]
+    log.clear()
+    LogEvents()(Event(kind=EventKind.MISMATCH, consumer="billing", count=2))
+    LogEvents()(Event(kind=EventKind.LOAD_FAILED, consumer="billing", run="r", batch=3, error="no"))
+    assert loud(log) == [
+        "'billing': mismatch count=2",
+        "'billing' run='r' batch=3: load failed error='no'",
     ]
 
 

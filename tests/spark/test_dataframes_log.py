@@ -1,6 +1,8 @@
 """What a Spark user sees of a write: the report, in Spark's log and in the ledger, and the job's name."""
 
 import json
+import logging
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,13 +10,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.java_gateway import ensure_callback_server_started
 
+from inbox import LogEvents
 from spark import InboxDataSource, InboxWriter, WriteReport
 from spark._executor.report import RowCounts
 from tests.support.database import Database
 from tests.support.spark.writes import make_result
+from tests.support.telemetry import Telemetry, telemetry
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+__all__ = ["telemetry"]
 
 pytest_plugins = ["tests.support.spark.session"]
 CAPTURE = "spark.sql.pyspark.worker.logging.enabled"
@@ -127,6 +133,53 @@ def test_the_counts_are_observed_metrics(postgres: Database, spark_session: "Spa
         nothing | {"rows": 10, "duplicate": 10},
         nothing,
     ]
+
+
+def test_events_of_a_batch(
+    postgres: Database,
+    spark_session: "SparkSession",
+    telemetry: Telemetry,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The driver tells that a batch begins, what it has committed, and how it ends; what an earlier
+    submission has committed is not told again."""
+    caplog.set_level(logging.CRITICAL, "spark.inbox")
+    caplog.set_level(logging.DEBUG, "inbox.messages")
+    make_result(postgres)
+    url = postgres.url.render_as_string(hide_password=False)
+    note = "repeat('x', if(id = 49, 60, 1)) AS note"  # the table has room for 50
+    rows = spark_session.range(50, numPartitions=1)
+    rows = rows.selectExpr("if(id = 49, 'bad', concat('k', id % 40)) AS id", "id AS amount", note)
+    given: dict[str, Any] = {"run": "r", "digest": "amount", "on_event": [LogEvents(), telemetry.events]}
+    writer = InboxWriter(url, "result", key="id", consumer="billing", bad_rows="table", **given)
+    writer.write(rows)
+    for _ in range(2):
+        writer.write(rows.where("id != 'bad'"))
+    with pytest.raises(Exception, match="other values"):
+        InboxWriter(
+            url, "result", key="id", consumer="billing", mismatches="error", **given | {"run": "s"}
+        ).write(rows.where("id != 'bad'"))
+    told = [re.sub(r"(seconds=|error=).*", r"\1", record.getMessage()) for record in caplog.records]
+    assert told == [
+        "'billing' run='r' batch=0: load started",
+        "'billing' run='r' batch=0: loaded count=40",
+        "'billing' run='r' batch=0: duplicate count=9",
+        "'billing' run='r' batch=0: mismatch count=9",
+        "'billing' run='r' batch=0: rejected",
+        "'billing' run='r' batch=0: load ended partitions=1 seconds=",
+        "'billing' run='r' batch=0: load started",
+        "'billing' run='r' batch=0: duplicate count=49",
+        "'billing' run='r' batch=0: mismatch count=9",
+        "'billing' run='r' batch=0: load ended partitions=1 seconds=",
+        "'billing' run='r' batch=0: load started",
+        "'billing' run='r' batch=0: load ended partitions=1 seconds=",
+        "'billing' run='s' batch=0: load started",
+        "'billing' run='s' batch=0: load failed error=",
+    ]
+    assert caplog.records[-1].__dict__["inbox_event"].error.startswith("inbox.errors.PayloadMismatch: ")
+    durations = telemetry.points("inbox.load.duration")
+    counted = [(point.count, point.attributes.get("error.type")) for point in durations]
+    assert sorted(counted, key=str) == [(1, "load_failed"), (3, None)]
 
 
 @pytest.mark.long

@@ -1,0 +1,164 @@
+"""What monitoring is told about a transaction of the caller's: once it has committed, and never if it was
+rolled back.
+
+SQLAlchemy has no event after a COMMIT. So a connection is of a class of its own from the first message until
+the end of the transaction. If something else has ended the transaction, or may have, nobody knows what became
+of the messages, and nothing is told: a COMMIT or ROLLBACK as text, DDL, a procedure, an error that has undone
+the transaction.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from inbox_outbox_base.databases.registry import database_of
+from inbox_outbox_base.databases.taking import State
+from inbox_outbox_base.monitoring.events import Event, Hooks
+from inbox_outbox_base.transactions import layers
+from inbox_outbox_base.transactions.savepoints import innermost, is_unknown, number
+from inbox_outbox_base.transactions.texts import may_begin_another, may_end
+
+
+class _Announcement(NamedTuple):
+    """An event to come."""
+
+    savepoint: int
+    """The number of the connection's innermost savepoint."""
+    begun: float
+    hooks: Hooks
+    given: dict[str, Any]
+    """The event's fields."""
+
+
+@dataclass(slots=True)
+class _Announcements:
+    """Those of a connection's transaction."""
+
+    state: State
+    calls: list[_Announcement] = field(default_factory=list)
+    is_open: bool = False
+    """Whether the server was once seen in the transaction: what this process remembers needs no statement."""
+
+    def is_lost(self, connection: Connection) -> bool:
+        """Whether something else has ended the transaction, as far as the driver knows."""
+        return connection.closed or connection.invalidated or (self.is_open and self.state.is_ended())
+
+
+_DUE = "_inbox_announcements"
+"""An attribute of a connection: what is to be told, if anything."""
+
+
+def announce(connection: Connection, hooks: Hooks, **given: Any) -> None:
+    """Call the hooks with an `Event` of these fields, and the seconds since now, right after the COMMIT of
+    the transaction on this connection."""
+    due = _due(connection)
+    if due is None:
+        due = _put(connection, _Announcements(database_of(connection).state(connection)))
+    due.is_open = due.is_open or not due.state.is_ended()
+    due.calls.append(_Announcement(innermost(connection), time.monotonic(), hooks, given))
+
+
+def _due(connection: Connection) -> _Announcements | None:
+    return getattr(connection, _DUE, None)
+
+
+def _put(connection: Connection, due: _Announcements) -> _Announcements:
+    setattr(connection, _DUE, due)
+    layers.put_on(connection, _announcing)
+    return due
+
+
+def _take(connection: Connection) -> list[_Announcement]:
+    """What is to be told; from now on nothing is."""
+    due = _due(connection)
+    if due is None:
+        return []
+    setattr(connection, _DUE, None)
+    layers.take_off(connection, _announcing)
+    return due.calls
+
+
+def _take_kept(connection: Connection) -> list[_Announcement]:
+    """The same, right before a COMMIT; nothing if that cannot keep what was written."""
+    if (due := _due(connection)) is not None:
+        if not connection.invalidated:
+            due.state.ask_after_error()
+        if due.is_lost(connection) or due.state.is_aborted():
+            _take(connection)
+    return _take(connection)
+
+
+def _tell(calls: list[_Announcement]) -> None:
+    now = time.monotonic()
+    for each in calls:
+        each.hooks(Event(seconds=now - each.begun, **each.given))
+
+
+@cache
+def _announcing(kind: Any) -> Any:  # noqa: C901 - methods
+    # Not super(): the layer may be taken off before the method of the class below is called.
+    class Announcing(kind):  # type: ignore[misc]
+        """A Connection while something is to be told."""
+
+        layer, under = staticmethod(_announcing), kind
+
+        def execute(self, statement: Any, *given: Any, **options: Any) -> Any:
+            return _run(self, kind.execute, statement, *given, **options)
+
+        def scalar(self, statement: Any, *given: Any, **options: Any) -> Any:
+            return _run(self, kind.scalar, statement, *given, **options)
+
+        def exec_driver_sql(self, statement: str, *given: Any, **options: Any) -> Any:
+            return _run(self, kind.exec_driver_sql, statement, *given, **options)
+
+        def _commit_impl(self) -> None:
+            calls = _take_kept(self)
+            kind._commit_impl(self)  # noqa: SLF001
+            _tell(calls)
+
+        def _prepare_twophase_impl(self, xid: Any) -> None:
+            calls = _take_kept(self)
+            kind._prepare_twophase_impl(self, xid)  # noqa: SLF001
+            if calls:  # they wait for the COMMIT
+                _put(self, _Announcements(database_of(self).state(self), calls))
+
+        def _commit_twophase_impl(self, xid: Any, is_prepared: bool) -> None:
+            calls = _take(self) if is_prepared else _take_kept(self)
+            kind._commit_twophase_impl(self, xid, is_prepared)  # noqa: SLF001
+            _tell(calls)
+
+        def _rollback_impl(self) -> None:
+            _take(self)
+            kind._rollback_impl(self)  # noqa: SLF001
+
+        def _rollback_twophase_impl(self, xid: Any, is_prepared: bool) -> None:
+            _take(self)
+            kind._rollback_twophase_impl(self, xid, is_prepared)  # noqa: SLF001
+
+        def _rollback_to_savepoint_impl(self, name: str) -> None:
+            if (due := _due(self)) is not None:
+                due.calls = [each for each in due.calls if each.savepoint < number(name)]
+            kind._rollback_to_savepoint_impl(self, name)  # noqa: SLF001
+
+    return Announcing
+
+
+def _run(connection: Connection, run: Callable[..., Any], statement: Any, *given: Any, **options: Any) -> Any:
+    due = _due(connection)
+    is_doubtful = due is not None and may_end(statement)
+    if is_doubtful and may_begin_another(statement):
+        _take(connection)  # the driver does not tell one transaction from another
+    try:
+        return run(connection, statement, *given, **options)
+    except DBAPIError as error:
+        if due is not None and (due.state.is_undone_by(error) or is_unknown(statement, error)):
+            _take(connection)
+        raise
+    finally:
+        if due is not None and is_doubtful and due.is_lost(connection):
+            _take(connection)

@@ -1,0 +1,41 @@
+"""Take messages in the caller's transaction, and let monitoring hear of them once that has committed."""
+
+from collections import Counter
+from datetime import datetime
+
+from sqlalchemy import Connection
+
+from inbox_outbox_base.databases.taking import Attempt, Stored
+from inbox_outbox_base.monitoring.events import OF_VERDICT, EventKind, digests_of
+from inbox_outbox_base.tables.inbox import Tables
+from inbox_outbox_base.words.incoming import Verdict
+
+from .accept import Messages, Terms, accept, accept_many, ours
+from .announcing import announce
+
+_KINDS = OF_VERDICT | {Verdict.NEW: EventKind.TAKEN}
+
+
+def answer(
+    connection: Connection, attempt: Attempt, terms: Terms, message_time: datetime | None
+) -> tuple[Verdict, Stored | None]:
+    """As `accept`."""
+    with ours(connection):
+        verdict, stored = accept(connection, attempt, terms, message_time)
+    if (hooks := terms.hooks) is not None:
+        digests = digests_of(verdict, attempt.digest, None if stored is None else stored.digest)
+        about = {"kind": _KINDS[verdict], "consumer": attempt.consumer, "key": attempt.key}
+        announce(connection, hooks, **about, **digests)
+    return verdict, stored
+
+
+def answer_many(
+    connection: Connection, tables: Tables, consumer: str, messages: Messages, terms: Terms
+) -> list[Verdict]:
+    """As `accept_many`; the messages of a verdict are one event."""
+    verdicts = accept_many(connection, tables, consumer, messages, terms)
+    if (hooks := terms.hooks) is not None:
+        for verdict, count in Counter(verdicts).items():
+            key = messages.keys[verdicts.index(verdict)] if count == 1 else ""
+            announce(connection, hooks, kind=_KINDS[verdict], consumer=consumer, key=key, count=count)
+    return verdicts
