@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+from inbox_outbox.web import _app
 from tests.support.documented_code import PAGES
 from tests.support.program import ROOT
 
@@ -40,3 +41,12 @@ def test_every_test_that_is_named_exists() -> None:
 def test_readme_is_short() -> None:
     """It is read in one go."""
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_every_page_of_the_web_page_is_shown() -> None:
+    """docs/web.md has a small picture of each page."""
+    shown = (ROOT / "docs" / "web.md").read_text()
+    for path in _app._PAGES:
+        picture = ROOT / "docs" / f"web-{path[1:] or 'overview'}.png"
+        assert f"({picture.name})" in shown
+        assert picture.stat().st_size < 60_000

@@ -1,4 +1,4 @@
-"""Makes the pictures of docs/web.md: `python -m tests.web.pictures`."""
+"""Makes the pictures of docs/web.md and docs/operate.md, one of each page: `python -m tests.web.pictures`."""
 
 from datetime import UTC, datetime, timedelta
 from math import sin
@@ -12,6 +12,7 @@ from sqlalchemy import Engine, create_engine, insert, update
 import outbox
 from examples.embedded_postgres import EmbeddedPostgres
 from inbox import Inbox, SqlStore, StatusInbox
+from inbox._refusing import recording
 from inbox.schema import tables
 from outbox import Accepted, Envelope, Outbox, Outcome, Refused, Relay, Unavailable
 from tests.support.database import make_tables
@@ -20,7 +21,20 @@ from tests.support.program import ROOT
 from tests.web.test_browser import PROGRAM, served
 from tests.web.test_message import halt
 
-PICTURES = {"overview": "/", "stopped": "/stopped", "message": "/message?q=order-1"}
+PICTURES = {
+    "overview": "/",
+    "topics": "/topics",
+    "topic": "/topic?name=orders",
+    "stopped": "/stopped",
+    "group": "/stopped",
+    "message": "/message?q=order-1",
+    "consumers": "/consumers",
+    "consumer": "/consumer?name=billing",
+    "relays": "/relays",
+    "decisions": "/decisions",
+}
+LINKS = {"group": "a[href*='group?']"}
+"""What to follow on a page."""
 COLORS = 128
 
 
@@ -48,8 +62,12 @@ def happen(engine: Engine) -> None:
         relay = {"epoch": 7, "name": "shop-1:4711", "lease_until": now + timedelta(minutes=5)}
         connection.execute(insert(TABLES.relay), relay | {"generation": 1})
         connection.execute(update(TABLES.bucket).values(epoch=7))
+        billing = Inbox("billing", record_refusals="always")
         for number in range(200):
-            Inbox("billing").accept(connection, f"order-{number}")
+            billing.accept(connection, f"order-{number}", f"{number} EUR")
+        for number in range(3):
+            billing.accept(connection, f"order-{number}", f"{number + 1} EUR")
+    recording.flush()
     shipping = StatusInbox("shipping", store=store, max_attempts=1)
     for number in range(3):
         with pytest.raises(ValueError, match="no address"), shipping.claim(f"order-{number}"):
@@ -92,6 +110,9 @@ def main() -> None:
         with served(engine) as at:
             for name, path in PICTURES.items():
                 page.goto(at + path)
+                if name in LINKS:
+                    page.locator(LINKS[name]).first.click()
+                page.get_by_text("does not answer").wait_for(state="hidden")  # as if the machine is busy
                 page.wait_for_timeout(500)
                 save(page.screenshot(), ROOT / "docs" / f"web-{name}.png")
         browser.close()
