@@ -5,7 +5,7 @@ from inspect import cleandoc
 from typing import Any, TypeVar
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperArgument, TyperCommand, TyperGroup
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -25,7 +25,8 @@ class _GroupWithHelp(TyperGroup):
 
 class CommandGroup(typer.Typer):
     """Commands under one name. Their help breaks lines where the terminal ends, not where a docstring does,
-    and shows no type for flags; the list of commands has the first paragraph of each docstring."""
+    and shows no type for flags and arguments; the list of commands has the first paragraph of each
+    docstring."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(cls=_GroupWithHelp, no_args_is_help=True, **options)
@@ -40,8 +41,10 @@ def _flowing(text: str | None) -> str:
     return "\n\n".join(" ".join(each.split()) for each in cleandoc(text or "").split("\n\n"))
 
 
-def _without_types(options: list[Any]) -> list[Any]:
-    for option in options:
-        if getattr(option, "is_flag", False):
-            option.metavar = ""
-    return options
+def _without_types(parameters: list[Any]) -> list[Any]:
+    for each in parameters:
+        if getattr(each, "is_flag", False):
+            each.metavar = ""
+        if isinstance(each, TyperArgument):
+            each.display_type_rich = lambda **_: None  # type: ignore[method-assign]
+    return parameters

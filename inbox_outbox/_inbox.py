@@ -27,7 +27,7 @@ from inbox_outbox_base.transactions.policy import brief
 from ._connect import Json, Prefix, Schema, StoreUrl, Url, engine_at, store_at
 from ._exit import NOT_FOUND, UNFINISHED
 from ._group import CommandGroup
-from ._operating.deciding import By, DryRun, Why
+from ._operating.deciding import By, Consumer, DryRun, Key, Why
 from ._operating.progress import ProgressLine
 from ._operating.units import duration, size
 from ._place import place_of, print_place
@@ -110,8 +110,8 @@ def _print_policies(found: list[Policy]) -> None:
 @app.command()
 def show(
     url: StoreUrl,
-    consumer: Annotated[str, typer.Argument(help="The consumer's name.")],
-    key: Annotated[str, typer.Argument(help="The key as it is stored; a tuple is a JSON array.")],
+    consumer: Consumer,
+    key: Key,
     schema: Schema = None,
     prefix: Prefix = "inbox",
     payload: Annotated[bool, typer.Option("--payload", help="Write only the stored payload.")] = False,
@@ -305,7 +305,7 @@ def _refusal(found: RefusedMessage) -> list[str]:
 @app.command("set-policy")
 def set_policy(
     url: Url,
-    consumer: Annotated[str, typer.Argument(help="The consumer's name.")],
+    consumer: Consumer,
     retention: Annotated[
         str | None, typer.Option(help=f"How long its messages are kept: {DURATIONS}.", metavar="TIME")
     ] = None,

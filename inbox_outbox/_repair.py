@@ -14,7 +14,20 @@ from inbox import BulkResult, SqlStore, Status, Store
 from inbox.errors import InvalidOption
 
 from ._connect import Json, Prefix, Schema, StoreUrl, store_at
-from ._operating.deciding import EXAMPLES, By, DryRun, OfError, OfKey, Why, say_bulk, sure
+from ._operating.deciding import (
+    EXAMPLES,
+    By,
+    Consumer,
+    DryRun,
+    Key,
+    OfError,
+    OfKey,
+    OneConsumer,
+    OneKey,
+    Why,
+    say_bulk,
+    sure,
+)
 from ._place import place_of_store, print_place
 from ._print import as_json
 from ._records import as_object, print_list
@@ -27,8 +40,6 @@ class Resolved(StrEnum):
     NOT_DONE = "not_done"
 
 
-Consumer = Annotated[str, typer.Argument(help="The consumer's name.")]
-Key = Annotated[str, typer.Argument(help="The key as it is stored; a tuple is a JSON array.")]
 OfConsumer = Annotated[
     str | None,
     typer.Option("--consumer", help="Only this consumer's messages; all by default.", metavar="NAME"),
@@ -77,10 +88,8 @@ def _deciding(decide: Callable[..., None], bulk: "_Bulk", explained: str) -> Cal
 
     def command(
         url: StoreUrl,
-        consumer: Annotated[str | None, typer.Argument(help="The consumer's name.")] = None,
-        key: Annotated[
-            str | None, typer.Argument(help="The key as it is stored; a tuple is a JSON array.")
-        ] = None,
+        consumer: OneConsumer = None,
+        key: OneKey = None,
         every: Annotated[
             Status | None,
             typer.Option("--all", help=f"All in this status: {' or '.join(bulk.among)}.", metavar="STATUS"),
@@ -155,8 +164,10 @@ def resolve_step(
     url: StoreUrl,
     consumer: Consumer,
     key: Key,
-    step: Annotated[str, typer.Argument(help="The step for which the message is halted.")],
-    outcome: Annotated[Resolved, typer.Argument(help="Its outcome.")],
+    step: Annotated[str, typer.Argument(help="The step for which the message is halted.", metavar="STEP")],
+    outcome: Annotated[
+        Resolved, typer.Argument(help=f"Its outcome: {' or '.join(Resolved)}.", metavar="OUTCOME")
+    ],
     result: Annotated[
         str | None, typer.Option(help="The result of a step that is done.", metavar="JSON")
     ] = None,

@@ -6,15 +6,15 @@ from inbox_outbox_base.words.incoming import Delivery
 from inbox_outbox_base.words.redriven import Only, Redriven
 
 
-def check_place(what: str, **names: object) -> None:
-    """Check names of queues or topics; None is the default.
+def check_places(what: str, dead_letters: object, to: object) -> None:
+    """Check the names of two queues or topics; only `to` has a default, which is None.
 
     Raises:
         InvalidOption: not a name.
     """
-    for option, name in names.items():
-        if name is not None and not (isinstance(name, str) and name):
-            raise InvalidOption(f"{option}={name!r}: expected the name of a {what}")
+    for option, name in (("dead_letters", dead_letters), *([] if to is None else [("to", to)])):
+        if not isinstance(name, str) or not name:
+            raise InvalidOption(f"{option}={name!r:.80}: expected the name of a {what}")
 
 
 class LetterChoice:

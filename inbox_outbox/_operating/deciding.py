@@ -12,6 +12,11 @@ from inbox_outbox._connect import Json, Schema, Url, engine_at
 from inbox_outbox._place import place_of, print_place
 from inbox_outbox._print import as_json, grid
 
+_KEY = "The key as it is stored; a tuple is a JSON array."
+Consumer = Annotated[str, typer.Argument(help="The consumer's name.", metavar="CONSUMER")]
+Key = Annotated[str, typer.Argument(help=_KEY, metavar="KEY")]
+OneConsumer = Annotated[str | None, typer.Argument(help="The consumer's name.", metavar="CONSUMER")]
+OneKey = Annotated[str | None, typer.Argument(help=_KEY, metavar="KEY")]
 By = Annotated[
     str | None,
     typer.Option(

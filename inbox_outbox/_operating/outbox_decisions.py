@@ -17,8 +17,8 @@ from outbox.schema import tables
 from .deciding import EXAMPLES, By, DryRun, OfError, OfKey, OfTopic, Why, say, say_bulk, sure
 from .messages import print_messages
 
-Topic = Annotated[str, typer.Argument(help="A topic, not a pattern; all by default.")]
-Id = Annotated[str | None, typer.Argument(metavar="[ID]", help="The message's id.")]
+Topic = Annotated[str, typer.Argument(help="A topic, not a pattern; all by default.", metavar="TOPIC")]
+Id = Annotated[str | None, typer.Argument(metavar="ID", help="The message's id.")]
 _ALL = "*"
 
 

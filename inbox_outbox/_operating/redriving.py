@@ -31,7 +31,10 @@ class KeyedBy(StrEnum):
 
 def redrive(
     dead_letters: Annotated[
-        str, typer.Argument(help="The queue or topic with the dead letters, such as orders.dead.")
+        str,
+        typer.Argument(
+            help="The queue or topic with the dead letters, such as orders.dead.", metavar="DEAD_LETTERS"
+        ),
     ],
     broker: Annotated[
         str,

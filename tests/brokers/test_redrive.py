@@ -3,6 +3,7 @@
 from datetime import UTC, datetime
 from multiprocessing.connection import Connection as Pipe
 from secrets import token_hex
+from typing import Any
 
 import pytest
 
@@ -186,3 +187,15 @@ def test_a_letter_of_kafka_that_is_not_whole(topics: Topics, caplog: pytest.LogC
     topics.put(topic, "another in its place")
     assert redrive_kafka(config, dead) == Redriven(0, 0, failed=1)
     assert "cannot be moved back: a part of it was left out" in caplog.text
+
+
+def test_what_is_no_name() -> None:
+    """What is no name is refused before a broker is asked."""
+    rabbit: Any = redrive_rabbit, "amqp://127.0.0.1:1", "queue"
+    kafka: Any = redrive_kafka, {"bootstrap.servers": "-"}, "topic"
+    for moves, where, what in (rabbit, kafka):
+        for name, to in ((None, None), (b"dead", None), ("", "orders")):
+            with pytest.raises(InvalidOption, match=f"dead_letters={name!r}: expected the name of a {what}"):
+                moves(where, name, to=to)
+        with pytest.raises(InvalidOption, match=f"to=7: expected the name of a {what}"):
+            moves(where, "orders.dead", to=7)

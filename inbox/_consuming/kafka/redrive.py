@@ -17,7 +17,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from inbox._consuming.redriving import LetterChoice, check_place
+from inbox._consuming.redriving import LetterChoice, check_places
 from inbox._consuming.text import readable
 from inbox_outbox_base.errors.inbox import InvalidOption
 from inbox_outbox_base.words.incoming import Delivery
@@ -84,7 +84,7 @@ def redrive(
             topic, and `to` is None.
         ConnectionError: Kafka does not answer, or takes no message; what was moved before stays moved.
     """
-    check_place("topic", dead_letters=dead_letters, to=to)
+    check_places("topic", dead_letters, to)
     if to == dead_letters:
         raise InvalidOption(f"to={to!r}: expected another topic than that of the dead letters")
     choice = LetterChoice(only, limit)

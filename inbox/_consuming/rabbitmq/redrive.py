@@ -8,7 +8,7 @@ from aiormq.abc import AbstractChannel, AbstractConnection, DeliveredMessage
 from pamqp.commands import Basic, Queue
 from yarl import URL
 
-from inbox._consuming.redriving import LetterChoice, check_place
+from inbox._consuming.redriving import LetterChoice, check_places
 from inbox_outbox_base.brokers.rabbitmq import address
 from inbox_outbox_base.errors.inbox import InvalidOption
 from inbox_outbox_base.words.redriven import Only, Redriven
@@ -59,7 +59,7 @@ def redrive(
         RuntimeError: called in an event loop; use `asyncio.to_thread`.
     """
     place = address.parse(url)
-    check_place("queue", dead_letters=dead_letters, to=to)
+    check_places("queue", dead_letters, to)
     target = to or dead_letters.removesuffix(DEAD)
     if target == dead_letters:
         raise InvalidOption(f"dead_letters={dead_letters!r}: to= is needed, as it does not end in {DEAD!r}")
