@@ -12,14 +12,16 @@ from ._print import grid
 
 
 def as_object(record: Record) -> dict[str, Any]:
-    """A record for JSON: bytes in hexadecimal, steps and history as structures, and only the payload's
-    size."""
+    """A record for JSON: bytes in hexadecimal, steps and history as structures, of the payload only its size,
+    and of what came with it only the message's topic, id and key."""
     found = asdict(record)
-    payload = found.pop("payload")
+    payload, delivery = found.pop("payload"), found.pop("delivery")
+    came = None if delivery is None else json.loads(delivery)
     return found | {
         "claim": record.claim.hex(),
         "digest": record.digest and record.digest.hex(),
         "payload_bytes": None if payload is None else len(payload),
+        "delivery": came and {name: came[name] for name in ("topic", "id", "key")},
         "steps": json.loads(record.steps or "{}"),
         "history": json.loads(record.history or "[]"),
     }
@@ -49,7 +51,9 @@ def print_record(record: Record) -> None:
     found = as_object(record)
     steps, history = found.pop("steps"), found.pop("history")
     payload = found.pop("payload_bytes")
-    rows = [*found.items(), ("payload", None if payload is None else size(payload))]
+    delivery = found.pop("delivery")
+    came = {f"came with its {name}": value for name, value in (delivery or {}).items()}
+    rows = [*found.items(), *came.items(), ("payload", None if payload is None else size(payload))]
     grid(("column", "value"), [(name, _text(value)) for name, value in rows])
     if steps:
         grid(

@@ -5,6 +5,7 @@ import json as jsons
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from inspect import signature
 from typing import Annotated, Any
 
 import typer
@@ -83,8 +84,11 @@ def _none(*, is_filtered: bool, has_tables: bool) -> str:
     return text
 
 
-def _deciding(decide: Callable[..., None], bulk: "_Bulk", explained: str) -> Callable[..., None]:
-    """A command that acts on one message, and prints its new state; or on many."""
+def _deciding(
+    decide: Callable[..., None], bulk: "_Bulk", explained: str, *, delivers: bool = False
+) -> Callable[..., None]:
+    """A command that acts on one message, and prints its new state; or on many. If it `delivers`, it has
+    options for that."""
 
     def command(
         url: StoreUrl,
@@ -97,6 +101,19 @@ def _deciding(decide: Callable[..., None], bulk: "_Bulk", explained: str) -> Cal
         of_consumer: OfConsumer = None,
         of_key: OfKey = None,
         error: OfError = None,
+        deliver: Annotated[
+            bool,
+            typer.Option(
+                "--deliver",
+                help="Also publish it again, through the outbox of this database; needs keep_payload=True.",
+            ),
+        ] = False,
+        to: Annotated[
+            str | None,
+            typer.Option(
+                help="With --deliver: the topic; by default the one from which it came.", metavar="TOPIC"
+            ),
+        ] = None,
         dry_run: DryRun = False,
         yes: Annotated[bool, typer.Option("--yes", help="Discard or release more than one message.")] = False,
         by: By = None,
@@ -111,15 +128,27 @@ def _deciding(decide: Callable[..., None], bulk: "_Bulk", explained: str) -> Cal
             raise InvalidOption("expected a consumer and a key, or --all")
         if is_one and (dry_run or any(each is not None for each in filters.values())):
             raise InvalidOption("--consumer, --key, --error, --dry-run: expected only with --all")
+        options: dict[str, Any] = {"by": by, "why": why}
+        if delivers:
+            options |= {"deliver": deliver, "to": to}
         with store_at(url, schema, prefix) as store:
             if consumer is not None and key is not None:
-                decide(store, consumer, key, by=by, why=why)
+                decide(store, consumer, key, **options)
                 _print_changed(store, consumer, key, json)
             elif every is not None:
-                bulk.run(store, every, filters, yes, json, by=by, why=why, dry_run=dry_run)
+                bulk.run(store, every, filters, yes, json, dry_run=dry_run, **options)
 
     command.__doc__ = explained
+    if not delivers:
+        _hide(command, "deliver", "to")
     return command
+
+
+def _hide(command: Callable[..., None], *names: str) -> None:
+    """Leave out options of a command."""
+    taken = signature(command)
+    kept = [each for name, each in taken.parameters.items() if name not in names]
+    command.__signature__ = taken.replace(parameters=kept)  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +219,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
         inbox.retry,
         _Bulk(inbox.retry_all, (Status.DEAD, Status.FAILED), "retried"),
         "Let a dead or failed message run at its next delivery; its attempts are counted from zero. With "
-        "--all, many of them.",
+        "--deliver, publish it again. With --all, many of them.",
+        delivers=True,
     ),
     "discard": _deciding(
         inbox.discard,

@@ -5,6 +5,7 @@ that have changed since are left. In a database, each transaction stores its par
 that is killed has done what is stored; `release_all` may also have taken one message away from its handler.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 
 from inbox._status_mode.stores import Record, Status, Store
@@ -15,6 +16,7 @@ from inbox_outbox_base.transactions.recording import Recording
 from inbox_outbox_base.words.deciding import BulkResult
 
 from .deciding import Plan, discarded, fence, recording, released, retried, usable, write
+from .delivering import Redelivery, redelivery
 from .seeing import (
     RETRIED,
     STOPPED,
@@ -25,6 +27,8 @@ from .seeing import (
     key_and_error,
     unpack,
 )
+
+_log = logging.getLogger("inbox.decisions")
 
 _TOGETHER = 100
 """Messages that one transaction changes."""
@@ -38,6 +42,8 @@ def retry_all(
     key: Key | None = None,
     error: str | None = None,
     seen: str | None = None,
+    deliver: bool = False,
+    to: str | None = None,
     by: str | None = None,
     why: str | None = None,
     dry_run: bool = False,
@@ -53,22 +59,27 @@ def retry_all(
         error: only messages whose last error contains this text, 1 to 1,000 characters; case matters.
         seen: only messages that a listing has seen (`list_messages(...).seen`), and only as they were then;
             None is all that are there when the call begins.
+        deliver: whether to publish them again, those that have waited longest first. Those that cannot be
+            published are left as they are.
+        to: with `deliver`, the topic; None is for each message the one from which it came.
         by: who decides, 1 to 255 bytes of UTF-8; None is this host and process.
         why: the reason, 1 to 1,000 characters, if you want to store one.
         dry_run: only count: nothing is changed or stored.
 
     Returns:
         How many were retried: a number, with `.changed`, how many others had changed since they were seen or
-        since the call began, or were gone. Those are left as they are.
+        since the call began, or were gone; and `.left`, how many cannot be delivered. Those are left as they
+        are.
 
     Raises:
-        InvalidOption: an argument cannot be used.
+        InvalidOption: an argument cannot be used; with `deliver`, the store is Redis.
         InvalidKey: the key breaks the rules.
         StoreUnreachable: the store does not answer; what was done is done, and look again for the rest.
-        TablesMissing: the tables do not exist.
+        TablesMissing: the tables do not exist; with `deliver`, those of an outbox.
     """
     wanted = _status(status, RETRIED)
     run = _BulkDecision(store, "retry_all", wanted, consumer, key, error, seen, by, why, dry_run=dry_run)
+    run.deliver(redelivery(usable(store), deliver, to))
     return run.take(retried)
 
 
@@ -173,6 +184,14 @@ class _BulkDecision:
         self._dry_run = options.flag("dry_run", dry_run)
         told = self._filter | {"seen": None if self._named is None else len(self._named)}
         self._note: Recording = recording(store, action, by, why, status=status.value, **told)
+        self._again: Redelivery | None = None
+        self._left = 0
+
+    def deliver(self, again: Redelivery | None) -> None:
+        """Publish the messages again, too."""
+        self._again = again
+        if again is not None:
+            self._note.filter = {**self._note.filter, **again.told}
 
     def take(self, plan: Callable[[Record], Plan]) -> BulkResult:
         """Take part after part, and count."""
@@ -186,10 +205,22 @@ class _BulkDecision:
                 for record, each in zip(found, part, strict=True)
                 if record is not None and is_as_seen(record, each)
             ]
-            chosen = [each for each in as_seen if is_chosen(each, self._status, self._filter)]
+            matching = [each for each in as_seen if is_chosen(each, self._status, self._filter)]
+            chosen = [each for each in matching if self._can_be_delivered(each)]
             taken = len(chosen) if self._dry_run else self._write(chosen, plan)
             done, changed = done + taken, changed + len(part) - len(as_seen) + len(chosen) - taken
-        return BulkResult(done, changed)
+        return BulkResult(done, changed, self._left)
+
+    def _can_be_delivered(self, record: Record) -> bool:
+        """Whether a message can be delivered, if it is to be."""
+        try:
+            if self._again is not None:
+                self._again.check(record)
+        except InvalidOption as error:
+            self._left += 1
+            _log.warning("left as it is: %s", error)
+            return False
+        return True
 
     def _every(self) -> Sequence[SeenRecord]:
         """What there is now."""
@@ -200,7 +231,7 @@ class _BulkDecision:
     def _write(self, records: Sequence[Record], plan: Callable[[Record], Plan]) -> int:
         if self._status is Status.CONSUMING:
             return sum(self._take_away(each, plan) for each in records)
-        return sum(write(self._store, [(each, plan(each)) for each in records], self._note))
+        return sum(write(self._store, [(each, plan(each)) for each in records], self._note, self._again))
 
     def _take_away(self, record: Record, plan: Callable[[Record], Plan]) -> bool:
         # One after the other: a call that ends in between has taken no other message away from its handler.

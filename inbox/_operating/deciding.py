@@ -8,6 +8,7 @@ decided and why.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import compress
 from typing import Any
 
 from sqlalchemy import Connection
@@ -18,6 +19,8 @@ from inbox_outbox_base.checks import deciding
 from inbox_outbox_base.errors.inbox import InvalidOption, WrongStatus
 from inbox_outbox_base.tables.inbox import tables
 from inbox_outbox_base.transactions.recording import Recording
+
+from .delivering import Redelivery
 
 KEPT = timedelta(days=365).total_seconds()
 """How long Redis keeps an operator's change: the inbox's own retention is not known here, and a record
@@ -95,9 +98,11 @@ def fence(store: Store, record: Record) -> Record | None:
     return fenced if is_ours else None  # else somebody has claimed it since
 
 
-def write(store: Store, plans: Sequence[tuple[Record, Plan]], note: Recording) -> list[bool]:
-    """Write these decisions, in a database in one transaction; for each, return whether the message was still
-    as it was read."""
+def write(
+    store: Store, plans: Sequence[tuple[Record, Plan]], note: Recording, again: Redelivery | None = None
+) -> list[bool]:
+    """Write these decisions, in a database in one transaction, and publish in it what is to be delivered
+    again; for each, return whether the message was still as it was read."""
     if not plans:
         return []
     now = store.now()
@@ -107,6 +112,8 @@ def write(store: Store, plans: Sequence[tuple[Record, Plan]], note: Recording) -
 
     def together(connection: Connection) -> list[bool]:
         written = [store.write_on(connection, *each) for each in writes]
+        if again is not None:
+            again.publish(connection, compress((record for record, _ in plans), written))
         note.note(connection, sum(written))
         return written
 

@@ -2,8 +2,8 @@
 
 Every decision is a conditional write, based on the token and the status that the operator saw, and changes
 the token. Of an operator and a worker, or of two operators, one wins, and every later write of the message's
-former holder raises `LeaseLost`. Nothing here delivers a message: if it can run again, its next delivery
-does so.
+former holder raises `LeaseLost`. A message that can run again does so with its next delivery, which
+`retry(..., deliver=True)` brings about.
 """
 
 from typing import Any, Literal
@@ -17,6 +17,7 @@ from inbox_outbox_base.transactions.recording import Recording
 from inbox_outbox_base.words.deciding import Listing
 
 from .deciding import Plan, changed, discarded, fence, recording, released, retried, usable, write
+from .delivering import Redelivery, redelivery
 from .seeing import RETRIED, STOPPED, checked_filter, key_and_error, pack
 
 Resolved = Literal["done", "not_done"]
@@ -70,15 +71,30 @@ def show_message(store: Store, consumer: str, key: Key) -> Record | None:
     return usable(store).find(options.consumer(consumer), encode_key(key))
 
 
-def retry(store: Store, consumer: str, key: Key, *, by: str | None = None, why: str | None = None) -> None:
+def retry(
+    store: Store,
+    consumer: str,
+    key: Key,
+    *,
+    deliver: bool = False,
+    to: str | None = None,
+    by: str | None = None,
+    why: str | None = None,
+) -> None:
     """Let a dead or failed message run again: it becomes failed, and its attempts are counted from zero.
 
     Finished steps are not called again; undone steps are, each with a new `step_key`.
+
+    With `deliver`, the message is published again in the same transaction, through the outbox of the same
+    database: with its payload, key and headers, and a header with its id, so that the consumers of this
+    project take it for the message that it is. Every consumer of the topic gets it.
 
     Args:
         store: as for `list_messages`.
         consumer: whose message.
         key: the message's key.
+        deliver: whether to publish it again; its inbox needs `keep_payload=True`.
+        to: with `deliver`, the topic; None is the one from which the message came.
         by: who decides, 1 to 255 bytes of UTF-8; None is this host and process.
         why: the reason, 1 to 1,000 characters, if you want to store one.
 
@@ -86,11 +102,17 @@ def retry(store: Store, consumer: str, key: Key, *, by: str | None = None, why: 
         MessageNotFound: there is no such message.
         WrongStatus: it is neither dead nor failed (for a halted one, call `resolve_step` first), or somebody
             has just changed it.
-        InvalidKey, InvalidOption, StoreUnreachable, TablesMissing: as `show_message`.
+        InvalidOption: an argument cannot be used; or with `deliver`, the store is Redis, the record does not
+            keep the message, or the outbox cannot take it.
+        TablesMissing: the tables do not exist; with `deliver`, those of an outbox.
+        InvalidKey, StoreUnreachable: as `show_message`.
     """
     note = recording(store, "retry", by, why)
+    again = redelivery(usable(store), deliver, to)
     record = _found(store, consumer, key, among=RETRIED)
-    _decide(store, record, retried(record), note)
+    if again is not None:
+        again.check(record)
+    _decide(store, record, retried(record), note, again)
 
 
 def discard(store: Store, consumer: str, key: Key, *, by: str | None = None, why: str | None = None) -> None:
@@ -197,9 +219,13 @@ def _found(store: Store, consumer: str, key: Key, among: tuple[Status, ...]) -> 
     return record
 
 
-def _decide(store: Store, record: Record, plan: Plan, note: Recording) -> None:
+def _decide(
+    store: Store, record: Record, plan: Plan, note: Recording, again: Redelivery | None = None
+) -> None:
     note.filter = {"consumer": record.consumer, "key": record.key, "status": record.status.value}
     if plan.resolved and record.pending_step is not None:
         note.filter = {**note.filter, "step": record.pending_step}
-    if not all(write(store, [(record, plan)], note)):
+    if again is not None:
+        note.filter = {**note.filter, **again.told}
+    if not all(write(store, [(record, plan)], note, again)):
         raise changed(record)

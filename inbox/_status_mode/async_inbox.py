@@ -71,11 +71,12 @@ class AsyncStatusInbox(StatusConsumer, Listens[AsyncListener]):
         payload: Any,
         message_id: str | None,
         message_time: datetime | None,
+        message: object = None,
         *,
         raises: bool = False,
     ) -> AsyncIterator[AsyncClaim]:
         """Run the block for every verdict; but if `raises`, raise refusals as `on_refusal` says."""
-        stored_key, given, part = await begin(self._claim, key, payload, message_id, message_time)
+        stored_key, given, part = await begin(self._claim, key, payload, message_id, message_time, message)
         claim = AsyncClaim(stored_key, self.store, given, part)
         if not isinstance(given, Hold):
             if raises:
@@ -129,6 +130,7 @@ class AsyncStatusInbox(StatusConsumer, Listens[AsyncListener]):
                         payload and payload(message),
                         message_id and message_id(message),
                         message_time and message_time(message),
+                        message,
                     ) as claim:
                         if claim.is_new:
                             claim.result = await body(claim, message)

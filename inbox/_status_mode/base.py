@@ -18,7 +18,6 @@ from inbox_outbox_base.checks import options
 from inbox_outbox_base.checks.backoff import Backoff
 from inbox_outbox_base.checks.extras import check_greenlet
 from inbox_outbox_base.checks.keys import Key, digest, encode_key
-from inbox_outbox_base.checks.results import compact_json
 from inbox_outbox_base.checks.retention import Retention
 from inbox_outbox_base.databases.taking import Attempt
 from inbox_outbox_base.errors.blame import OWN, is_excused
@@ -31,14 +30,13 @@ from inbox_outbox_base.words.incoming import Verdict
 from .claim_base import ClaimBase
 from .heartbeats import Schedule
 from .hold import Hold
+from .kept_message import KeptMessage, kept
 from .stores import ClaimAnswer, Request, SqlStore, Store
 
 MissingKey = Literal["refuse", "message_id", "run"]
 Unreachable = Literal["raise", "run"]
 
 _SHORTEST_LEASE = 0.1
-LARGEST_PAYLOAD = 1_000_000
-"""The most bytes of a payload that a dead letter can keep: databases refuse a statement that is too long."""
 
 
 class StatusConsumer:
@@ -115,13 +113,18 @@ class StatusConsumer:
         return work()
 
     def _claim(
-        self, key: Key | None, payload: Any, message_id: str | None, message_time: datetime | None
+        self,
+        key: Key | None,
+        payload: Any,
+        message_id: str | None,
+        message_time: datetime | None,
+        message: object,
     ) -> tuple[str, Hold | Outcome, ClaimedPart]:
         """Claim a message, or return why not, with the stored key and the listener's view of the claim.
         Synchronous for every kind of store."""
         part = ClaimedPart()  # before the store is asked: another claim may end meanwhile
         try:
-            stored_key, given = self._ask(key, payload, message_id, message_time)
+            stored_key, given = self._ask(key, payload, message_id, message_time, message)
         except BaseException as error:
             part.end(None, Recorded(Verdict.NEW, None) if is_excused(error) else None)
             raise
@@ -133,7 +136,12 @@ class StatusConsumer:
         return stored_key, given, part
 
     def _ask(
-        self, key: Key | None, payload: Any, message_id: str | None, message_time: datetime | None
+        self,
+        key: Key | None,
+        payload: Any,
+        message_id: str | None,
+        message_time: datetime | None,
+        message: object,
     ) -> tuple[str, Hold | Outcome]:
         stored_key = self._stored_key(key, message_id)
         known = (
@@ -144,7 +152,7 @@ class StatusConsumer:
         if stored_key is not None and known is not None:
             digests = digest(payload), known.digest
             return stored_key, self._refused(known.outcome(digests[0]), stored_key, digests)
-        request = self._request(stored_key or "", payload)
+        request = self._request(stored_key or "", payload, message)
         if stored_key is None:
             return "", self._unprotected(request)
         return stored_key, self._claim_key(request, message_time)
@@ -182,7 +190,8 @@ class StatusConsumer:
             return None
         raise InvalidKey("key=None: the message has no key (missing_key='refuse')")
 
-    def _request(self, key: str, payload: Any) -> Request:
+    def _request(self, key: str, payload: Any, message: object) -> Request:
+        found = kept(message, payload) if self.keep_payload else KeptMessage()
         return Request(
             consumer=self.consumer,
             key=key,
@@ -192,7 +201,8 @@ class StatusConsumer:
             lease=self.lease,
             max_attempts=self.max_attempts,
             digest=digest(payload),
-            payload=_as_bytes(payload) if self.keep_payload else None,
+            payload=found.payload,
+            delivery=found.delivery,
             retention=self._kept,
             dead_retention=self.dead_retention,
             policy=self._policy,
@@ -282,27 +292,3 @@ class StatusConsumer:
 
     def _is_older(self, made: datetime, kept: Retention) -> bool:
         return not kept.surely_covers(made) and made < self.store.now() - kept.duration
-
-
-def _as_bytes(payload: Any) -> bytes | None:
-    """The payload, in the form that a dead letter keeps.
-
-    Raises:
-        InvalidOption: it is too large to be kept, or not JSON.
-    """
-    if payload is None:
-        return None
-    if isinstance(payload, bytes | bytearray | memoryview):
-        kept = bytes(payload)
-    elif isinstance(payload, str):
-        kept = payload.encode(errors="surrogatepass")
-    else:
-        try:
-            kept = compact_json(payload).encode()
-        except (ValueError, RecursionError) as error:
-            raise InvalidOption(f"payload: expected bytes, str or a JSON value: {error}") from None
-    if len(kept) > LARGEST_PAYLOAD:
-        raise InvalidOption(
-            f"payload of {len(kept):,} bytes: expected at most {LARGEST_PAYLOAD:,} (keep_payload=True)"
-        )
-    return kept

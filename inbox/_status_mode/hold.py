@@ -272,8 +272,9 @@ class Hold(MessageLease):
             finished=1,
             error=text,
             history=remember(self._answer.record, text, at),
-            # A redelivery brings the payload again, so only the record of a message given up needs it.
+            # A redelivery brings the message again, so only the record of one that is given up needs it.
             payload=self._request.payload if is_over else None,
+            delivery=self._request.delivery if is_over else None,
             forget_after=self._request.dead_retention if is_over else self._request.retention,
         )
 

@@ -44,7 +44,10 @@ class StatusInbox(StatusConsumer, Listens[Listener]):
             uses the stored value, or 7 days if there is none.
         dead_retention: how long records of dead and halted messages are kept; None uses the stored value, or
             30 days.
-        keep_payload: whether a dead or halted message keeps its payload.
+        keep_payload: whether the record of a dead or halted message keeps the message, of up to 1,000,000
+            bytes, until the record is purged. A `handler` keeps the whole message that a consumer or a relay
+            of ours gives it, with its headers and its topic, so that `retry` can deliver it again; a larger
+            one runs, and is not kept. A `claim` keeps its `payload`.
         missing_key: what to do with a message without a key: "refuse" raises an error, "message_id" takes
             the message id as the key, and "run" runs the message without protection.
         unreachable: what to do when the store does not answer: "raise" an error, or "run" without protection.
@@ -112,11 +115,12 @@ class StatusInbox(StatusConsumer, Listens[Listener]):
         payload: Any,
         message_id: str | None,
         message_time: datetime | None,
+        message: object = None,
         *,
         raises: bool = False,
     ) -> Iterator[Claim]:
         """Run the block for every verdict; but if `raises`, raise refusals as `on_refusal` says."""
-        stored_key, given, part = self._claim(key, payload, message_id, message_time)
+        stored_key, given, part = self._claim(key, payload, message_id, message_time, message)
         claim = Claim(stored_key, self.store, given, part)
         if not isinstance(given, Hold):
             if raises:
@@ -173,6 +177,7 @@ class StatusInbox(StatusConsumer, Listens[Listener]):
                         payload and payload(message),
                         message_id and message_id(message),
                         message_time and message_time(message),
+                        message,
                     ) as claim:
                         if claim.is_new:
                             claim.result = body(claim, message)

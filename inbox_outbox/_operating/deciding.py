@@ -111,4 +111,7 @@ def say_bulk(
     if done.changed:
         value["changed"] = done.changed
         text += f"; {done.changed:,} others {others}, and are left"
+    if done.left:
+        value["left"] = done.left
+        text += f"; {done.left:,} cannot be delivered, and are left: the log names them"
     say(json, value, text)

@@ -8,6 +8,8 @@ from inbox_outbox_base.checks import deciding
 
 ACTIONS = ("retry", "discard", "drop", "release", "resolve", "pause", "resume", "show")
 """What can be allowed to a user. "show" is to look at payloads."""
+DELIVER = "deliver"
+"""To retry, and to publish again: for those who may retry."""
 
 
 def nobody(user: str) -> Collection[str]:

@@ -40,6 +40,8 @@ class StoppedMessage:
     kind: str
     seen_place: SeenPlace
     """Where it is, and how it was, for a decision."""
+    is_kept: bool = False
+    """Whether the inbox keeps it, so that it can be published again."""
 
     @property
     def seen(self) -> str:
@@ -182,7 +184,8 @@ def _grouped(place: Place, found: Found, most: int) -> list[CauseGroup]:
             of, name, since = each.consumer, each.key, each.updated_at
         else:
             of, name, since = each.topic, each.id, each.dead_at or each.created_at
-        message = StoppedMessage(name, each.key, each.error or "", since, kind, seen)
+        is_kept = isinstance(each, Record) and each.delivery is not None
+        message = StoppedMessage(name, each.key, each.error or "", since, kind, seen, is_kept)
         by_cause.setdefault((of, cause_of(each.error)), []).append(message)
     return [
         CauseGroup(replace(place, of=of), cause, tuple(messages), len(found) < most)

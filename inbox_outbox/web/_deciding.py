@@ -19,7 +19,7 @@ from inbox_outbox_base.databases.relaying import ALL_TOPICS
 from inbox_outbox_base.errors import secrets
 from inbox_outbox_base.words.deciding import unpacked
 
-from ._access import ACTIONS, Visitor
+from ._access import ACTIONS, DELIVER, Visitor
 from ._causes import OUTBOX, merged
 from ._guard import VISITOR
 from ._pages import Asked, Page, base_of, drawn
@@ -75,10 +75,11 @@ def decide(site: Site) -> Any:
     async def endpoint(request: Request) -> Response:
         visitor: Visitor = request.scope[VISITOR]
         form = DecisionForm(await _fields(request))
-        if form.action not in ACTIONS:
+        needed = "retry" if form.action == DELIVER else form.action
+        if needed not in ACTIONS:
             raise HTTPException(400, "the form asks for nothing that can be done")
-        if not visitor.may(form.action):
-            raise HTTPException(403, f"{visitor.name} may not {form.action}")
+        if not visitor.may(needed):
+            raise HTTPException(403, f"{visitor.name} may not {needed}")
         asked = Asked(site, visitor, await site.pulse.latest(), request.query_params, base_of(request))
         if form.action in _NEEDS_SURE and not form.one("sure"):
             return await run_in_threadpool(_asked_again, asked, form)
@@ -118,10 +119,11 @@ def _asked_again(asked: Asked, form: DecisionForm) -> Response:
 
 def _decided(asked: Asked, form: DecisionForm) -> Response:
     try:
-        done, changed = _do(asked, form)
+        done = _do(asked, form)
     except EXPECTED as error:
         return _refused(asked, error)
-    said = urlencode({"did": form.action, "done": done, "changed": changed})
+    counts = {"done": done.done, "changed": done.changed, "left": done.left}
+    said = urlencode({"did": form.action, **counts})
     return RedirectResponse(f"{asked.base}/{_back(form)}&{said}", 303)
 
 
@@ -131,13 +133,13 @@ def _refused(asked: Asked, error: Exception) -> Response:
     return drawn(asked, Page("refused.html", "It was not done", "", values, code, is_live=False))
 
 
-def _do(asked: Asked, form: DecisionForm) -> tuple[int, int]:
-    """How many messages were changed, and how many had changed since they were shown."""
+def _do(asked: Asked, form: DecisionForm) -> BulkResult:
+    """Decide."""
     site, of = asked.site, form.one("of")
     who: dict[str, Any] = {"by": asked.visitor.name, "why": form.optional("why")}
     if form.action in ("pause", "resume"):
         decide = outbox.pause if form.action == "pause" else outbox.resume
-        return int(decide(site.engine, of, schema=site.schema, **who)), 0
+        return BulkResult(decide(site.engine, of, schema=site.schema, **who))
     if form.one("half") == OUTBOX:
         return _outbox(site, form, who)
     store = _store(site, form)
@@ -146,28 +148,24 @@ def _do(asked: Asked, form: DecisionForm) -> tuple[int, int]:
         value = None if result is None else _json(result)
         outcome: Any = form.one("outcome")
         inbox.resolve_step(store, of, form.one("key"), form.one("step"), outcome, result=value, **who)
-        return 1, 0
+        return BulkResult(1)
     what: dict[str, Any] = {"consumer": of, "key": form.one("key") or None, "seen": form.seen, **who}
     if form.action == "release":
-        return _counted(inbox.release_all(store, **what))
-    if form.action == "retry":
-        return _counted(inbox.retry_all(store, form.one("state"), **what))
+        return inbox.release_all(store, **what)
+    if form.action in ("retry", DELIVER):
+        return inbox.retry_all(store, form.one("state"), deliver=form.action == DELIVER, **what)
     if form.action == "discard":
-        return _counted(inbox.discard_all(store, form.one("state"), **what))
+        return inbox.discard_all(store, form.one("state"), **what)
     raise InvalidOption(f"{form.action}: not possible in the inbox")
 
 
-def _outbox(site: Site, form: DecisionForm, who: Mapping[str, Any]) -> tuple[int, int]:
+def _outbox(site: Site, form: DecisionForm, who: Mapping[str, Any]) -> BulkResult:
     what: dict[str, Any] = {"topic": form.one("of"), "key": form.one("key") or None, "seen": form.seen}
     if form.action == "retry":
-        return _counted(outbox.retry_all(site.engine, form.one("state"), schema=site.schema, **what, **who))
+        return outbox.retry_all(site.engine, form.one("state"), schema=site.schema, **what, **who)
     if form.action == "drop":
-        return _counted(outbox.drop_all(site.engine, form.one("state"), schema=site.schema, **what, **who))
+        return outbox.drop_all(site.engine, form.one("state"), schema=site.schema, **what, **who)
     raise InvalidOption(f"{form.action}: not possible in the outbox")
-
-
-def _counted(result: BulkResult) -> tuple[int, int]:
-    return result.done, result.changed
 
 
 def _store(site: Site, form: DecisionForm) -> inbox.Store:

@@ -38,6 +38,8 @@ class ShownRecord:
     record: Record
     store: int
     seen: str
+    topic: str | None
+    """Where it came from, if it is kept."""
     actions: tuple[str, ...]
     steps: tuple[tuple[str, str], ...]
     """Their names and states."""
@@ -138,12 +140,14 @@ def _records(asked: Asked, keys: Sequence[str]) -> Iterator[ShownRecord]:
 def _listed(asked: Asked, store: int, consumer: str | None, key: str) -> Iterator[ShownRecord]:
     found = inbox.list_messages(asked.site.records[store], consumer=consumer, key=key, limit=_MOST)
     for record, seen in zip(found, each_seen(found), strict=True):
-        actions = _OF_STATUS.get(record.status, ())
+        allowed = [each for each in _OF_STATUS.get(record.status, ()) if asked.visitor.may(each)]
+        actions = allowed if record.delivery is None else asked.with_delivery(allowed, store)
         yield ShownRecord(
             record,
             store,
             seen,
-            tuple(each for each in actions if asked.visitor.may(each)),
+            None if record.delivery is None else json.loads(record.delivery)["topic"],
+            tuple(actions),
             tuple((name, step["state"]) for name, step in json.loads(record.steps or "{}").items()),
             tuple(reversed(json.loads(record.history or "[]"))),
             _shown(asked, record.consumer, f"payload of {record.key!r} of consumer", record.payload),

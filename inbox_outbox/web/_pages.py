@@ -1,7 +1,7 @@
 """How a page is asked for and answered."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -10,10 +10,11 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
+from inbox import SqlStore
 from inbox_outbox._operating.looking import Halves
 from inbox_outbox_base.errors import secrets
 
-from ._access import Visitor
+from ._access import DELIVER, Visitor
 from ._drawing import draw
 from ._guard import VISITOR
 from ._pulse import EXPECTED, Glance
@@ -32,6 +33,7 @@ _MENU = (
 )
 _DID = {
     "retry": "retried",
+    "deliver": "retried, and published again",
     "drop": "dropped",
     "discard": "discarded",
     "release": "taken away from its handler",
@@ -55,6 +57,13 @@ class Asked:
     def halves(self) -> Halves:
         """The overviews."""
         return self.glance.halves
+
+    def with_delivery(self, allowed: Sequence[str], store: int) -> list[str]:
+        """These actions, and beside "retry", to publish again through the outbox of the store's database."""
+        has_outbox = isinstance(self.site.stores[store], SqlStore) and (store or self.halves.outbox)
+        if "retry" not in allowed or not has_outbox:
+            return [*allowed]
+        return ["retry", DELIVER, *(each for each in allowed if each != "retry")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,5 +173,5 @@ def number_of(text: str | None) -> int:
 def outcome_of(asked: Asked) -> dict[str, object]:
     """What a decision, from which this page was opened, has done."""
     did = asked.query.get("did")
-    done, changed = number_of(asked.query.get("done")), number_of(asked.query.get("changed"))
-    return {"did": did if did in _DID else None, "done": done, "changed": changed, "said": _DID}
+    counts = {name: number_of(asked.query.get(name)) for name in ("done", "changed", "left")}
+    return {"did": did if did in _DID else None, "said": _DID, **counts}

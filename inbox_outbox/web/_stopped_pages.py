@@ -48,12 +48,18 @@ def group(asked: Asked) -> Page:
         "place": place,
         "group": found,
         "shown": shown,
-        "actions": [each for each in ACTIONS_OF[place.half, place.state] if asked.visitor.may(each)],
+        "actions": _actions(asked, place, is_kept=any(each.is_kept for each in found.messages)),
         "page": number,
         "pages": pages,
         **outcome_of(asked),
     }
     return Page("group.html", found.cause, "stopped", values, is_live=False)
+
+
+def _actions(asked: Asked, place: Place, *, is_kept: bool) -> list[str]:
+    """What the visitor may decide about these messages; some of them can be published again if `is_kept`."""
+    allowed = [each for each in ACTIONS_OF[place.half, place.state] if asked.visitor.may(each)]
+    return asked.with_delivery(allowed, place.store) if is_kept else allowed
 
 
 def place_of(asked: Asked) -> Place | None:

@@ -141,7 +141,7 @@ def bury(tables: Tables) -> Update:
     """Write the status that a claim found into the record, if it has not changed since it was read and nobody
     holds it."""
     c = tables.status.c
-    names = ("status", "token", "error", "history", "payload")
+    names = ("status", "token", "error", "history", "payload", "delivery")
     return (
         update(tables.status)
         .where(_as_judged(tables))

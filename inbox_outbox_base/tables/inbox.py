@@ -288,6 +288,7 @@ def _status(metadata: MetaData) -> Table:
         Column("attempts_finished", Integer, nullable=False),
         Column("digest", binary(16)),
         Column("payload", long_binary()),
+        Column("delivery", long_text()),
         Column("result", long_text()),
         Column("error", long_text()),
         Column("steps", long_text()),

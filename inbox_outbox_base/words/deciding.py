@@ -40,11 +40,12 @@ class BulkResult(int):
     """The number of messages that a bulk decision took, or with `dry_run` would take."""
 
     _changed: int
+    _left: int
 
-    def __new__(cls, done: int, changed: int = 0) -> Self:
-        """`done` and `changed` messages."""
+    def __new__(cls, done: int, changed: int = 0, left: int = 0) -> Self:
+        """`done`, `changed` and `left` messages."""
         made = super().__new__(cls, done)
-        made._changed = changed
+        made._changed, made._left = changed, left
         return made
 
     @property
@@ -57,11 +58,16 @@ class BulkResult(int):
         """How many others had changed, or were gone, since they were seen: they were left as they are."""
         return self._changed
 
+    @property
+    def left(self) -> int:
+        """How many were left because they cannot be delivered (`deliver=True`); the log names them."""
+        return self._left
+
     def __repr__(self) -> str:
-        return f"BulkResult(done={self.done}, changed={self.changed})"
+        return f"BulkResult(done={self.done}, changed={self.changed}, left={self.left})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return BulkResult, (self.done, self.changed)
+        return BulkResult, (self.done, self.changed, self.left)
 
 
 @dataclass(frozen=True, slots=True)

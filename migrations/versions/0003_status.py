@@ -41,6 +41,7 @@ def upgrade() -> None:
         sa.Column("attempts_finished", sa.Integer, nullable=False),
         sa.Column("digest", binary(16)),
         sa.Column("payload", long_binary()),
+        sa.Column("delivery", long_text()),
         sa.Column("result", long_text()),
         sa.Column("error", long_text()),
         sa.Column("steps", long_text()),

@@ -35,9 +35,13 @@ from inbox_outbox_base.databases.relaying_statements import since
 from inbox_outbox_base.tables.columns import from_now, utcnow
 from inbox_outbox_base.tables.inbox import Tables
 from inbox_outbox_base.tables.times import readable
+from inbox_outbox_base.words.outgoing import AGAIN
 from outbox.schema import OutboxTables
 
 from .statements import has_a_time, state_of
+
+_BEHIND = AGAIN[:-1] + chr(ord(AGAIN[-1]) + 1)
+"""Behind all ids that begin so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +60,12 @@ def absent(table: Table) -> FromClause:
 
 
 def _of_topic(table: Table) -> ColumnElement[bool]:
-    """The messages of the topic that were published since the given time."""
+    """The messages of the topic that were published since the given time; not those that an operator had
+    delivered again, which an inbox knows by another id."""
     c = table.c
     since = bindparam("since_", type_=c.created_at.type)
-    return and_(c.topic == bindparam("topic_", type_=c.topic.type), c.created_at >= since)
+    is_new = or_(c.id < literal(AGAIN, c.id.type), c.id >= literal(_BEHIND, c.id.type))
+    return and_(c.topic == bindparam("topic_", type_=c.topic.type), c.created_at >= since, is_new)
 
 
 def _sent(tables: OutboxTables) -> ColumnElement[bool]:

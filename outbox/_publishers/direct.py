@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from inspect import isawaitable
 from typing import Any, Generic, TypeVar
@@ -14,6 +15,7 @@ from inbox_outbox_base.checks.options import is_coroutine_function, shown
 from inbox_outbox_base.errors.blame import is_own
 from inbox_outbox_base.errors.codes import is_passing
 from inbox_outbox_base.errors.outbox import InvalidOption
+from inbox_outbox_base.words.incoming import KNOWN_AS
 from inbox_outbox_base.words.outgoing import (
     ACCEPTED,
     Envelope,
@@ -158,7 +160,7 @@ class DirectDelivery(_Delivery[Listener]):
         return self._answers(batch, decisions)
 
     def _handle(self, message: Envelope) -> InboxOutcome:
-        return _outcome(message, self._handlers[message.topic](message))
+        return _outcome(message, self._handlers[message.topic](_as_known(message)))
 
 
 class AsyncDirectDelivery(_Delivery[AsyncListener]):
@@ -174,8 +176,16 @@ class AsyncDirectDelivery(_Delivery[AsyncListener]):
         return self._answers(batch, decisions)
 
     async def _handle(self, message: Envelope) -> InboxOutcome:
-        given = self._handlers[message.topic](message)
+        given = self._handlers[message.topic](_as_known(message))
         return _outcome(message, await given if isawaitable(given) else given)
+
+
+def _as_known(message: Envelope) -> Envelope:
+    """The message with the id by which its inbox knows it: an operator may have had it delivered again."""
+    if KNOWN_AS not in message.headers:
+        return message
+    headers = dict(message.headers)
+    return replace(message, id=headers.pop(KNOWN_AS), headers=headers)
 
 
 def _outcome(message: Envelope, given: Any) -> InboxOutcome:

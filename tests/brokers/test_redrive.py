@@ -1,5 +1,6 @@
 """Dead letters that are moved back: each is handled again, and takes effect once."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from multiprocessing.connection import Connection as Pipe
 from secrets import token_hex
@@ -9,14 +10,22 @@ import pytest
 
 from inbox import Claim, Delivery, Outcome, SqlStore, StatusInbox, Verdict, message_id, retry
 from inbox._consuming.kafka import redrive
+from inbox._consuming.rocketmq.delivery import delivery_of
 from inbox.errors import InvalidOption
 from inbox.kafka import redrive as redrive_kafka
 from inbox.rabbitmq import Redriven
 from inbox.rabbitmq import redrive as redrive_rabbit
+from inbox_outbox_base.brokers.rocketmq.message import message_of
+from inbox_outbox_base.words.incoming import KNOWN_AS
+from inbox_outbox_base.words.outgoing import AGAIN
+from outbox import Accepted
+from outbox.kafka import KafkaPublisher
+from outbox.rabbitmq import RabbitPublisher
 from tests.support import accounts
 from tests.support.brokers.consumers import SOON, bookkeeping, running, taking
 from tests.support.brokers.kafka_consumers import consumer
 from tests.support.brokers.kafka_topics import Topics, id_of, values
+from tests.support.brokers.kafka_topics import envelope as in_kafka
 from tests.support.brokers.rabbit_consumers import consuming
 from tests.support.brokers.rabbit_queues import Queues
 from tests.support.cli import as_json, in_this_process, succeeded
@@ -199,3 +208,20 @@ def test_what_is_no_name() -> None:
                 moves(where, name, to=to)
         with pytest.raises(InvalidOption, match=f"to=7: expected the name of a {what}"):
             moves(where, "orders.dead", to=7)
+
+
+def test_what_is_delivered_again_has_its_first_id(queues: Queues, topics: Topics) -> None:
+    """A message that `retry(..., deliver=True)` has published comes to its handler with the id that it had at
+    first, and no header more, with each broker. The broker gets another id."""
+    queue, topic, seen = queues.new(), topics.new(), list[Delivery]()
+    sent = replace(in_kafka("-", "x", headers={KNOWN_AS: "first id", "note": "n"}), id=f"{AGAIN}7")
+    assert [*RabbitPublisher(queues.url).send([replace(sent, topic=queue)])] == [(0, Accepted())]
+    in_topic = KafkaPublisher({"bootstrap.servers": topics.address}).send([replace(sent, topic=topic)])
+    assert [*in_topic] == [(0, Accepted())]
+    assert [each.header.properties.message_id for each in queues.take(queue)] == [sent.id]
+    assert [*RabbitPublisher(queues.url).send([replace(sent, topic=queue)])] == [(0, Accepted())]
+    handle = taking(seen.append)
+    with consuming(queues.url, queue, handle), running(consumer(topics.address, topic, handle)):
+        wait_until(lambda: len(seen) == 2)
+    seen.append(delivery_of(message_of(replace(sent, topic="orders"), is_fifo=False), 1))
+    assert [(each.id, each.headers) for each in seen] == [("first id", {"note": "n"})] * 3

@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError
 
 import inbox
 import outbox
-from inbox import Count, Inbox, SeriesKind, SqlStore, StatusInbox, Verdict
+from inbox import Count, Delivery, Inbox, SeriesKind, SqlStore, StatusInbox, Verdict, message_id
 from inbox._refusing import writing
 from inbox._refusing.refusal import RefusalNote
 from inbox.errors import GiveUp
@@ -316,6 +316,27 @@ def attempt(part: str, database: Database, app: Role) -> None:
     finally:
         for engine in (owner, *mine._engines):
             engine.dispose()
+
+
+@on_roles
+def test_to_retry_and_deliver(granted: tuple[Database, Role]) -> None:
+    """With the rights of an operator of the inbox and of publish, a message is retried and delivered; without
+    those of publish, the database refuses both."""
+    database, app = granted
+    store = SqlStore(database.engine())
+    orders = StatusInbox("orders", store=store, keep_payload=True)
+    handle: Any = orders.handler(key=message_id)(lambda claim, _: gives_up(claim))
+    handle.outcome(Delivery("a", "orders", None, b"1", "text/plain", {}, 1))
+    for right in rights(database.name, "operators of the inbox"):
+        app.grant(right)
+    mine = SqlStore(app.database.engine(poolclass=NullPool))
+    with pytest.raises(DBAPIError) as refused:
+        inbox.retry(mine, "orders", "a", deliver=True)
+    assert is_denied(refused.value)
+    for right in rights(database.name, "publish"):
+        app.grant(right)
+    inbox.retry(mine, "orders", "a", deliver=True)
+    assert len(outbox.peek(database.engine())) == 1
 
 
 @on_roles

@@ -379,7 +379,7 @@ def test_wrong_options(engine: Engine) -> None:
 def test_the_result_is_a_number() -> None:
     """It compares and prints as one, and can be copied to another process."""
     result = BulkResult(3, 1)
-    assert (result == 3, f"{result:,}", repr(result)) == (True, "3", "BulkResult(done=3, changed=1)")
+    assert (result == 3, f"{result:,}", repr(result)) == (True, "3", "BulkResult(done=3, changed=1, left=0)")
     copied = pickle.loads(pickle.dumps(result))  # noqa: S301 - our own
     assert (copied.done, copied.changed) == (3, 1)
 

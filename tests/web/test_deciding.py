@@ -5,7 +5,7 @@ from sqlalchemy import Engine
 
 import inbox
 import outbox
-from inbox import SqlStore, StatusInbox
+from inbox import Claim, Delivery, SqlStore, StatusInbox, message_id
 from inbox_outbox import web
 from outbox import Refused
 from tests.support.browsing import Visit, seen
@@ -169,3 +169,30 @@ def test_a_form_that_cannot_be_carried_out(
     assert found.status_code == code, found.text
     assert said in found.text.replace("&#39;", "'")
     assert outbox.decisions(engine) == []
+
+
+def test_retry_and_deliver(engine: Engine) -> None:
+    """A message that its record keeps can be retried and published again, in a group and alone, by those who
+    may retry; of others the page says that they were left."""
+    orders = StatusInbox("orders", store=SqlStore(engine), max_attempts=1, keep_payload=True)
+
+    @orders.handler(key=message_id)
+    def handle(_: Claim, message: Delivery) -> None:
+        raise ValueError("no")
+
+    for each in ("x", "y"):
+        handle.outcome(Delivery(each, "orders", None, b"1", "text/plain", {}, 1))  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="no"), orders.claim("unkept", b"1"):
+        raise ValueError("no")
+    assert "Retry and deliver" not in group_of(Visit(engine, allow=("discard",)), "ValueError: no")
+    ann = Visit(engine, allow=("retry",))
+    alone = ann.get("/message?q=x").text
+    assert "Came from topic" in alone
+    done = ann.submit(alone, "deliver", why="mended")
+    assert seen(ann.get(done.headers["location"])).startswith("1 message was retried, and published again.")
+    done = ann.submit(group_of(ann, "ValueError: no"), "deliver every")
+    assert seen(ann.get(done.headers["location"])).startswith(
+        "1 message was retried, and published again. 1 cannot be published again, and was left"
+    )
+    assert [each.topic for each in outbox.peek(engine)] == ["orders", "orders"]
+    assert [(each.by, each.filter["deliver"]) for each in inbox.decisions(engine)] == [("ann", True)] * 2

@@ -34,7 +34,7 @@ class Request:
     Attributes:
         claim: 16 random bytes; an attempt recognises its own row by them after a lost answer.
         lease: seconds.
-        payload: what a dead letter keeps; None keeps nothing.
+        payload, delivery: what a dead letter keeps; None keeps nothing.
         retention, dead_retention: seconds; for stores that expire records.
         policy: the inbox's policy, for stores that are purged; None compares nothing.
         is_remembered: whether the inbox wants to know how long the record is kept.
@@ -52,6 +52,7 @@ class Request:
     dead_retention: float
     policy: Declaration | None = None
     is_remembered: bool = False
+    delivery: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +60,7 @@ class Record:
     """The record of one message; times are the store's.
 
     Attributes:
+        delivery: a JSON object: with what the payload came, if the whole message is kept.
         steps: a JSON object: the steps by name, in the order in which they began.
         history: a JSON array of the attempts that did not succeed, and of operators' decisions.
         pending_step: the step that began, must not be repeated, and has no recorded end.
@@ -77,6 +79,7 @@ class Record:
     attempts_finished: int
     digest: bytes | None
     payload: bytes | None
+    delivery: str | None
     result: str | None
     error: str | None
     steps: str | None
@@ -172,6 +175,7 @@ class Change:
     result: str | None = None
     error: str | None = None
     payload: bytes | None = None
+    delivery: str | None = None
     steps: str | None = None
     history: str | None = None
     pending_step: str | None = None
@@ -182,8 +186,10 @@ class Change:
     def fields(self) -> dict[str, Any]:
         """The columns to write and their values; None empties a column. Lease and attempts are not among
         them, because a store computes them."""
-        names = ("token", "claim", "result", "error", "payload", "steps", "history", "undos", "interruptions")
+        names = ("token", "claim", "result", "error", "steps", "history", "undos", "interruptions")
         values = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        if self.payload is not None or self.delivery is not None:  # parts of one message
+            values |= {"payload": self.payload, "delivery": self.delivery}
         if self.status is not None:
             values["status"] = self.status.value
         if self.pending_step is not None:
@@ -237,6 +243,7 @@ def new_record(request: Request, token: int, now: datetime) -> Record:
         attempts_finished=0,
         digest=request.digest,
         payload=None,
+        delivery=None,
         result=None,
         error=None,
         steps=None,
@@ -263,8 +270,14 @@ def successor(record: Record, now: datetime, request: Request, judgement: Judgem
         history = remember(record, NEVER_ENDED)
     if judgement.bury is not None:
         error = NEVER_ENDED if record.status is Status.CONSUMING else record.error or USED_UP
-        payload = request.payload if record.payload is None else record.payload
-        fields = {"status": judgement.bury, "error": error, "payload": payload}
+        is_kept = record.payload is not None or record.delivery is not None
+        kept = record if is_kept else request
+        fields = {
+            "status": judgement.bury,
+            "error": error,
+            "payload": kept.payload,
+            "delivery": kept.delivery,
+        }
         return fields | {"token": token, "history": history}
     return {
         "token": token,

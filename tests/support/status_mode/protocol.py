@@ -173,6 +173,7 @@ def judged(row: Row, clock: int) -> tuple[Judgement, int]:
         attempts_finished=row.finished,
         digest=None,
         payload=None,
+        delivery=None,
         result=None,
         error="no",
         steps=None,
