@@ -1,5 +1,7 @@
 """Which dead letters of a broker go back."""
 
+import asyncio
+
 from inbox_outbox_base.checks import options
 from inbox_outbox_base.errors.inbox import InvalidOption
 from inbox_outbox_base.words.incoming import Delivery
@@ -15,6 +17,19 @@ def check_places(what: str, dead_letters: object, to: object) -> None:
     for option, name in (("dead_letters", dead_letters), *([] if to is None else [("to", to)])):
         if not isinstance(name, str) or not name:
             raise InvalidOption(f"{option}={name!r:.80}: expected the name of a {what}")
+
+
+def check_no_loop() -> None:
+    """Refuse to block an event loop.
+
+    Raises:
+        RuntimeError: there is one.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise RuntimeError("redrive blocks: call it by asyncio.to_thread")
 
 
 class LetterChoice:
@@ -45,6 +60,10 @@ class LetterChoice:
     def most(self, number: int) -> int:
         """How many of so many letters may go back."""
         return number if self._limit is None else min(number, self._limit)
+
+    def room(self, number: int) -> int:
+        """The same of those that come after the ones that went back."""
+        return number if self._limit is None else min(number, self._limit - self.moved)
 
     def wants(self, delivery: Delivery) -> bool:
         """Whether this one goes back."""

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
 from enum import StrEnum
+from functools import partial
 from typing import Annotated, Any
 from urllib.parse import unquote, urlsplit
 
@@ -14,12 +15,12 @@ from inbox.errors import InvalidKey, InvalidOption
 from inbox_outbox._connect import Json, Prefix, Schema, StoreUrl, store_at
 from inbox_outbox._exit import UNFINISHED
 from inbox_outbox._operating.progress import ProgressLine
-from inbox_outbox._running.brokers import kafka_settings, remember
+from inbox_outbox._running.brokers import kafka_settings, remember, remember_secret
 from inbox_outbox_base.words.redriven import Redriven
 
 from .deciding import say
 
-_EXPECTED = "amqp://user@host/vhost, amqps://, or kafka://host:9092?setting=value"
+_EXPECTED = "amqp://user@host/vhost, kafka://host:9092?setting=value, or rocketmq://host:8081"
 
 
 class KeyedBy(StrEnum):
@@ -48,6 +49,10 @@ def redrive(
             help="The queue or topic to which they go; by default where they came from.", metavar="NAME"
         ),
     ] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(help="RocketMQ: a consumer group for this alone; it must exist.", metavar="NAME"),
+    ] = None,
     ids: Annotated[
         list[str] | None,
         typer.Option("--id", help="Only the message with this id; may be repeated.", metavar="ID"),
@@ -74,8 +79,8 @@ def redrive(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count; move nothing.")] = False,
     json: Json = False,
 ) -> None:
-    """Move dead letters of RabbitMQ or Kafka back, to be handled again."""
-    moving, where = _mover(broker)
+    """Move dead letters of RabbitMQ, Kafka or RocketMQ back, to be handled again."""
+    moving, where = _mover(broker, group)
     with ExitStack() as opened:
         wanted: list[Callable[[Delivery], bool]] = []
         if ids:
@@ -96,9 +101,18 @@ def redrive(
         raise typer.Exit(UNFINISHED)
 
 
-def _mover(broker: str) -> tuple[Callable[..., Redriven], Any]:
+def _mover(broker: str, group: str | None) -> tuple[Callable[..., Redriven], Any]:
     """The function for this broker, and the address as it takes it."""
     scheme, _, rest = broker.partition("://")
+    if scheme in ("rocketmq", "rocketmqs") and rest:
+        from inbox import rocketmq
+
+        if group is None:
+            raise InvalidOption("--group: expected a consumer group for this alone, which exists")
+        remember_secret(broker)
+        return partial(rocketmq.redrive, group=group), broker
+    if group is not None:
+        raise InvalidOption(f"--group={group!r}: expected only with RocketMQ")
     if scheme in ("amqp", "amqps") and rest:
         from inbox import rabbitmq
 

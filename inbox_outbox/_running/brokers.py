@@ -97,13 +97,18 @@ def _kafka(rest: str, timeout: timedelta) -> Any:
 
 
 def _rocketmq(url: str, timeout: timedelta) -> Any:
-    login = url.partition("://")[2].rpartition("@")[0]
-    remember(unquote(login.partition(":")[2]))
+    remember_secret(url)
     try:
         from outbox.rocketmq import RocketMQPublisher
     except ImportError as error:
         raise ImportError(f"cannot load rocketmq-python-client: {error}") from None
     return RocketMQPublisher(url, timeout=timeout)
+
+
+def remember_secret(url: str) -> None:
+    """Never print the secret of this address of RocketMQ."""
+    login = url.partition("://")[2].rpartition("@")[0]
+    remember(unquote(login.partition(":")[2]))
 
 
 def remember(password: str) -> None:

@@ -8,7 +8,7 @@ from aiormq.abc import AbstractChannel, AbstractConnection, DeliveredMessage
 from pamqp.commands import Basic, Queue
 from yarl import URL
 
-from inbox._consuming.redriving import LetterChoice, check_places
+from inbox._consuming.redriving import LetterChoice, check_no_loop, check_places
 from inbox_outbox_base.brokers.rabbitmq import address
 from inbox_outbox_base.errors.inbox import InvalidOption
 from inbox_outbox_base.words.redriven import Only, Redriven
@@ -64,7 +64,7 @@ def redrive(
     if target == dead_letters:
         raise InvalidOption(f"dead_letters={dead_letters!r}: to= is needed, as it does not end in {DEAD!r}")
     choice = LetterChoice(only, limit)
-    _check_no_loop()
+    check_no_loop()
     try:
         asyncio.run(_redrive(place, dead_letters, target, choice, dry_run))
     except address.REFUSALS as error:
@@ -74,14 +74,6 @@ def redrive(
             f"{address.shown(place)}: {error!r}; {choice.moved} messages were moved before"
         ) from error
     return choice.result()
-
-
-def _check_no_loop() -> None:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return
-    raise RuntimeError("redrive blocks: call it by asyncio.to_thread")
 
 
 async def _redrive(place: URL, dead_letters: str, target: str, choice: LetterChoice, dry_run: bool) -> None:

@@ -16,8 +16,12 @@ from inbox_outbox_base.words.incoming import KNOWN_AS, Delivery
 
 TOPIC, REASON, ATTEMPT = "inbox-topic", "inbox-reason", "inbox-attempt"
 """Properties of a dead letter: where it came from, why it is dead, and in which attempt it died."""
+GROUP = "inbox-group"
+"""Property of a copy: the message group of the first message, if that is its key."""
+LOOKED_AT = "inbox-looked-at"
+"""Property of a dead letter that was left, and so written anew: by which redrive."""
 
-_OWN = (KNOWN_AS, ID, KEY, CREATED_AT, CONTENT_TYPE, EMPTY, TOPIC, REASON, ATTEMPT)
+_OWN = (KNOWN_AS, ID, KEY, CREATED_AT, CONTENT_TYPE, EMPTY, TOPIC, REASON, ATTEMPT, GROUP, LOOKED_AT)
 _BROKERS = "__"
 _BYTES = "application/octet-stream"
 _log = logging.getLogger("inbox.rocketmq")
@@ -38,7 +42,7 @@ def delivery_of(message: Any, attempt: int) -> Delivery:
     own_id = properties.get(KNOWN_AS) or properties.get(ID) or event_id(headers, content_type, payload)
     key = properties.get(KEY)
     if ID not in properties and key is None:  # an outbox's message without a key has its id in both
-        key = system.message_group or min(system.keys, default=None)
+        key = system.message_group or properties.get(GROUP) or min(system.keys, default=None)
     return Delivery(
         id=readable(own_id or system.message_id or key or ""),
         topic=readable(properties.get(TOPIC) or message.topic.name),

@@ -15,7 +15,7 @@ from .proxy import FAILURES, Source
 _log = logging.getLogger("inbox.rocketmq")
 _UNKNOWN = {protocol.Code.TOPIC_NOT_FOUND, protocol.Code.NOT_FOUND}
 _LOGIN_REFUSED = {protocol.Code.FORBIDDEN, protocol.Code.UNAUTHORIZED}
-_GROUP = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND}
+GROUP = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND}
 
 
 class NoSuchTopic(InvalidOption):
@@ -35,13 +35,13 @@ async def find(member: Membership, dead_letter: object = None) -> dict[str, tupl
     calls = Calls(member)
     try:
         for topic in member.filters:
-            for queue in await _route(calls, "topic", topic):
+            for queue in await route_of(calls, "topic", topic):
                 endpoints = queue.broker.endpoints
                 _, queues = found.setdefault(RpcEndpoints(endpoints).facade, (endpoints, []))
                 if (topic, queue.broker.name) not in [(each.topic.name, each.broker.name) for each in queues]:
                     queues.append(queue)
         if isinstance(dead_letter, str):
-            await _route(calls, "dead_letter", dead_letter)
+            await route_of(calls, "dead_letter", dead_letter)
     finally:
         await calls.disconnect()
     return found
@@ -68,7 +68,7 @@ async def first(
             await source.close()
         if not isinstance(error, FAILURES):
             raise
-        if isinstance(error, grpc.RpcError) and error.code() in _GROUP:
+        if isinstance(error, grpc.RpcError) and error.code() in GROUP:
             raise InvalidOption(f"group={member.group!r}: {text_of(error)} at {place}") from None
         raise ConnectionError(f"{place} does not answer: {text_of(error)}") from None
     if not made:
@@ -147,7 +147,11 @@ class Sources:
         await asyncio.gather(*(source.close() for source in self._sources.values()))
 
 
-async def _route(calls: Calls, option: str, topic: str) -> list[Any]:
+async def route_of(calls: Calls, option: str, topic: str) -> list[Any]:
+    """The queues of a topic that can be read; an option has its name.
+
+    Raises: as `find`.
+    """
     try:
         return await calls.route(topic)
     except Refusal as error:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from inbox_outbox_base.words.incoming import Delivery
 from inbox_outbox_base.words.outgoing import Envelope
 
 from . import properties
@@ -55,7 +56,7 @@ def properties_of(envelope: Envelope) -> dict[str, str]:
     return properties.encode({**headers, **own})
 
 
-def group_of(envelope: Envelope) -> str:
+def group_of(envelope: Envelope | Delivery) -> str:
     """The message group, which RocketMQ delivers in order: the key, or its hash if RocketMQ would not take
     the key. A message without a key has a group of its own."""
     group = envelope.id if envelope.key is None else envelope.key
