@@ -32,7 +32,7 @@ def _shared(key: Any) -> Any:
 
 
 def _settings(dialect: Any) -> Any:
-    known = ((name, value) for name, value in vars(dialect).items() if name not in PLACE)
+    known = ((name, value) for name, value in vars(dialect).copy().items() if name not in PLACE)
     return type(dialect), *(each for each in known if isinstance(each[1], PLAIN) or "_json_" in each[0])
 
 
