@@ -4,13 +4,18 @@ import sys
 
 
 def main() -> None:
-    """Run the command line, or print in one line which extra is missing."""
+    """Run the command line, or print which extra is missing, or whose packages are in the place of ours."""
     try:
         from ._app import run
-    except ModuleNotFoundError as error:
-        if error.name not in ("typer", "rich"):
+    except ImportError as error:
+        if error.name in ("typer", "rich"):
+            sys.exit(f"inbox-outbox: {error.name} is not installed; the command line needs inbox-outbox[cli]")
+        from ._installed import changed_files, foreign_packages
+
+        complaints = [*foreign_packages(), *changed_files()]
+        if not complaints:
             raise
-        sys.exit(f"inbox-outbox: {error.name} is not installed; the command line needs inbox-outbox[cli]")
+        sys.exit("\n".join(f"inbox-outbox: {each.about}: {each.why}" for each in complaints))
     run()
 
 

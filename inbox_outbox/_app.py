@@ -11,7 +11,7 @@ from inbox.errors import InboxError, InvalidOption, InvalidResult, MessageNotFou
 from inbox_outbox_base.errors import secrets
 from inbox_outbox_base.version import __version__
 
-from . import _audit, _check, _inbox, _migrate, _outbox, _repair
+from . import _audit, _check, _doctor, _inbox, _migrate, _outbox, _repair
 from ._exit import EXPLAINED, FAILED, INTERRUPTED, NOT_FOUND, USAGE, WRONG_STATUS
 from ._group import CommandGroup
 from ._operating import deciding, health, outbox_decisions, redriving, serving, top
@@ -23,7 +23,9 @@ _NAME = "inbox-outbox"
 
 app = CommandGroup(
     name=_NAME,
-    help="Messages that take effect exactly once, and leave if and only if their transaction commits.",
+    help="Messages that take effect exactly once, and leave if and only if their transaction commits.\n\n"
+    "Every option can come from the environment, too: --lease of `outbox relay` from"
+    " INBOX_OUTBOX_OUTBOX_RELAY_LEASE.",
     epilog=EXPLAINED,
     context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "INBOX_OUTBOX"},
     pretty_exceptions_enable=False,
@@ -32,6 +34,7 @@ app.command("migrate")(_migrate.migrate)
 app.command("audit")(_audit.audit)
 app.command("check")(_check.check)
 app.command("decisions")(deciding.decisions)
+app.command("doctor")(_doctor.doctor)
 app.command("health")(health.health)
 app.command("metrics")(metrics)
 app.command("top")(top.top)

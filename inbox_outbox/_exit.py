@@ -28,6 +28,8 @@ UNSEEN = 13
 """`health`: one half could not be seen; the other one is healthy."""
 NOT_TAKEN = 14
 """`health`: the broker has taken nothing of a topic for too long."""
+ILL = 15
+"""`doctor`: something about the installation is wrong."""
 INTERRUPTED = 130
 """Ctrl-C: everything committed so far stays."""
 
@@ -39,5 +41,5 @@ EXPLAINED = (
     "8 nothing is known to be missing, but not all messages have a record (audit); "
     "9 the database is unsafe (check); 10 no relay is running, 11 messages are dead, held or halted, "
     "12 no purge deletes old keys, 13 one half could not be seen, 14 the broker takes nothing of a topic "
-    "(health); 130 interrupted."
+    "(health); 15 the installation is wrong (doctor); 130 interrupted."
 )

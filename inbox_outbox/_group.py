@@ -45,6 +45,8 @@ def _without_types(parameters: list[Any]) -> list[Any]:
     for each in parameters:
         if getattr(each, "is_flag", False):
             each.metavar = ""
+        if getattr(each, "envvar", None) is None:
+            each.show_envvar = False  # each option has one; see the help of `inbox-outbox`
         if isinstance(each, TyperArgument):
             each.display_type_rich = lambda **_: None  # type: ignore[method-assign]
     return parameters

@@ -1,0 +1,97 @@
+"""`inbox-outbox doctor`: is everything installed as it should be?"""
+
+from collections.abc import Iterator
+from platform import python_version
+from typing import Annotated
+
+import typer
+
+from inbox_outbox_base.version import __version__
+
+from . import _installed
+from ._exit import ILL
+from ._installed import Complaint
+from ._print import as_json, grid
+
+_LONG = 86_400.0
+"""Seconds past the retention after which a purge is overdue."""
+
+
+def doctor(
+    url: Annotated[
+        str | None,
+        typer.Option(
+            envvar="INBOX_OUTBOX_URL",
+            show_envvar=True,
+            metavar="URL",
+            help="Look at the tables of this database, too.",
+        ),
+    ] = None,
+    schema: Annotated[
+        str | None, typer.Option(help="PostgreSQL only: the schema of the tables.", metavar="NAME")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Look at the installation, and say what to do.
+
+    Somebody else's packages in the place of ours, files that have changed, extras that are incomplete; with
+    --url, tables of another version, what `check` refuses, and a purge that is overdue. Exit code 15 if
+    something is wrong. `health` says how the messages are.
+    """
+    complaints = [
+        *_installed.foreign_packages(),
+        *_installed.changed_files(),
+        *_installed.incomplete_extras(),
+        *(() if url is None else _tables(url, schema)),
+    ]
+    if json:
+        found = [{"about": each.about, "why": each.why} for each in complaints]
+        as_json({"version": __version__, "python": python_version(), "complaints": found})
+    else:
+        print(f"inbox-outbox {__version__}, Python {python_version()}")
+        if complaints:
+            grid(("about", "what is wrong"), [(each.about, each.why) for each in complaints])
+        else:
+            print("nothing is wrong")
+    if complaints:
+        raise typer.Exit(ILL)
+
+
+def _tables(url: str, schema: str | None) -> Iterator[Complaint]:
+    """What is wrong with the tables."""
+    # Here, because what comes before says whether these packages are ours.
+    import inbox
+    import outbox
+    from inbox._migrating.version import current
+    from inbox.errors import InboxError, TablesMissing
+    from inbox.schema import REVISION
+
+    from ._connect import engine_at
+
+    with engine_at(url, schema) as engine:
+        with engine.connect() as connection:
+            revision = current(connection, schema)
+        if revision is None:
+            yield Complaint("tables", "there are none: create them with inbox-outbox migrate")
+            return
+        if revision != REVISION:
+            todo = "run inbox-outbox migrate" if revision < REVISION else "install the version that made them"
+            yield Complaint("tables", f"their revision is {revision}, this version is for {REVISION}: {todo}")
+            return
+        for name, half in {"inbox": inbox.check, "outbox": outbox.check}.items():
+            try:
+                report = half(engine, schema=schema)
+            except (TablesMissing, outbox.errors.TablesMissing):  # a database may have only one half
+                continue
+            except (InboxError, outbox.errors.OutboxError) as error:
+                yield Complaint(name, str(error))
+                continue
+            refused = (each for each in report.findings if each.result == "refused")
+            yield from (Complaint(f"{name}: {each.what}", each.why) for each in refused)
+        for each in inbox.overview(engine, schema=schema).consumers:
+            if each.overdue > _LONG:
+                yield Complaint(
+                    f"consumer {each.consumer}",
+                    f"keys are {each.overdue / _LONG:.0f} d past their retention, and no purge deletes them:"
+                    " run inbox-outbox inbox purge --every 1h, or relays with --purge-every",
+                )

@@ -1,0 +1,68 @@
+"""`inbox-outbox doctor`: whose packages Python finds, and whether tables fit."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from inbox_outbox import _installed
+from inbox_outbox._exit import ILL
+from tests.support.cli import inbox_outbox, succeeded
+from tests.support.database import Database
+from tests.support.program import ROOT
+
+
+def test_nothing_is_wrong(sqlite: Database) -> None:
+    """With tables of this version."""
+    assert "nothing is wrong" in succeeded(inbox_outbox("doctor", url=sqlite.url))
+
+
+def test_tables_of_an_older_version(sqlite: Database) -> None:
+    """It says what to do."""
+    with sqlite.engine().begin() as connection:
+        connection.execute(text("UPDATE inbox_outbox_version SET version_num = '0005'"))
+    done = inbox_outbox("doctor", "--json", url=sqlite.url)
+    assert done.returncode == ILL
+    (found,) = json.loads(done.stdout)["complaints"]
+    assert found["about"] == "tables"
+    assert "0005" in found["why"]
+    assert "inbox-outbox migrate" in found["why"]
+
+
+def test_a_folder_of_the_same_name(tmp_path: Path) -> None:
+    """A folder `inbox` where the program starts hides ours: every command names it, not only this one."""
+    (tmp_path / "inbox").mkdir()
+    (tmp_path / "inbox" / "__init__.py").touch()
+    for command in ("doctor", "top"):
+        done = subprocess.run(
+            [sys.executable, "-m", "inbox_outbox", command],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 1
+        assert str(tmp_path / "inbox") in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_a_file_that_another_distribution_has_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are named: pip overwrites files of others without a word."""
+    for name, version in (("inbox_outbox", "0.1.0"), ("inbox", "0.2")):
+        folder = tmp_path / f"{name}-{version}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Name: {name.replace('_', '-')}\nVersion: {version}\n")
+        (folder / "RECORD").write_text("inbox/__init__.py,sha256=AAAA,10\n")
+    shutil.copytree(ROOT / "inbox" / "_probing", tmp_path / "inbox")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    (found,) = _installed.changed_files()
+    assert found.about == "inbox/__init__.py"
+    assert found.why.startswith("inbox has written one of this name")
