@@ -9,10 +9,12 @@ from typing import Any
 import inbox
 import outbox
 from inbox import Message, Record, Status
+from inbox.schema import tables
+from inbox_outbox_base.databases.registry import looking
 from outbox import SentRecord, StoredMessage, TracedMessage
 
 from ._causes import each_seen
-from ._pages import Asked, Page, PagePart, missing, outcome_of, read_all
+from ._pages import Asked, Page, PagePart, missing, outcome_of, read, read_all
 
 _MOST = 20
 """Messages of one key."""
@@ -47,6 +49,8 @@ class ShownRecord:
     payload: str | None
     result: str | None
     """What `show` makes of the two; None if they are not shown."""
+    locked: PagePart[str | None]
+    """Who else has locked its row, and since when."""
 
 
 def message(asked: Asked) -> Page:
@@ -152,7 +156,23 @@ def _listed(asked: Asked, store: int, consumer: str | None, key: str) -> Iterato
             tuple(reversed(json.loads(record.history or "[]"))),
             _shown(asked, record.consumer, f"payload of {record.key!r} of consumer", record.payload),
             _shown(asked, record.consumer, f"result of {record.key!r} of consumer", _encoded(record.result)),
+            PagePart(None) if store or record.status is Status.CONSUMED else _lock_of(asked, record),
         )
+
+
+def _lock_of(asked: Asked, record: Record) -> PagePart[str | None]:
+    """Who else has locked the row of a message of status-table mode."""
+    key = {"consumer": record.consumer, "key": record.key}
+    nothing: tuple[str | None, str | None] = None, None
+
+    def look() -> tuple[str | None, str | None]:
+        with asked.site.reading.begin() as connection:
+            looker = looking(connection.dialect.name)
+            return looker.locked_by(connection, tables(asked.site.schema).status, key)
+
+    found = read(look, nothing)
+    holder, unseen = found.value
+    return PagePart(holder, found.error or unseen)
 
 
 def _encoded(text: str | None) -> bytes | None:

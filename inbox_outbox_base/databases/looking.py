@@ -2,13 +2,23 @@
 transactions that can only look."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from sqlalchemy import Connection, Table, select
 
 from inbox_outbox_base.checks.connecting import connecting
 from inbox_outbox_base.tables.columns import utcnow
-from inbox_outbox_base.words.overviews import DatabaseOverview, DatabasePlace, OldestSnapshot, TableOverview
+from inbox_outbox_base.words.overviews import (
+    DatabaseOverview,
+    DatabasePlace,
+    LockHolder,
+    OldestSnapshot,
+    TableOverview,
+)
+
+MOMENT = 1.0
+"""Seconds for which a lock is not worth a word: relays and handlers lock what they change, too."""
 
 
 class Looking(ABC):
@@ -32,6 +42,27 @@ class Looking(ABC):
     @abstractmethod
     def oldest_snapshot(self, connection: Connection) -> tuple[OldestSnapshot | None, str | None]:
         """Who holds the oldest snapshot, if anybody; and what this role cannot see, if anything."""
+
+    @abstractmethod
+    def lock_holder(
+        self, connection: Connection, table: Table, key: Mapping[str, Any]
+    ) -> tuple[LockHolder | None, str | None]:
+        """Who else has locked the row with this key, if anybody: the transaction that began first; and what
+        this role cannot see, if anything. Waits for nobody, and locks nothing."""
+
+    def locked_by(
+        self, connection: Connection, table: Table, key: Mapping[str, Any]
+    ) -> tuple[str | None, str | None]:
+        """Who else has locked the row with this key for more than a moment, and since when, in words; and
+        what this role cannot see, if anything."""
+        found, unseen = self.lock_holder(connection, table, key)
+        if found is None:
+            return None, unseen
+        if found.since is None:
+            return found.holder, unseen
+        age = connection.execute(select(utcnow())).scalar_one() - found.since
+        said = f"{found.holder} since {found.since:%Y-%m-%d %H:%M:%S} UTC"
+        return said if age.total_seconds() >= MOMENT else None, unseen
 
     def look(self, connection: Connection, tables: Sequence[Table]) -> DatabaseOverview:
         """The database, with these tables."""

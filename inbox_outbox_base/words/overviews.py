@@ -51,6 +51,16 @@ class OldestSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class LockHolder:
+    """Who has locked a row, or its whole table, so that nobody else can change it."""
+
+    holder: str
+    """A session with its program and user, or a prepared transaction."""
+    since: datetime | None
+    """When its transaction began; None if the server does not tell."""
+
+
+@dataclass(frozen=True, slots=True)
 class DatabasePlace:
     """Where a database is, without user and password."""
 

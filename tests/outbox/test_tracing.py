@@ -1,15 +1,22 @@
 """Where messages are, and why they wait."""
 
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from sqlalchemy import Engine, delete, insert, update
+from sqlalchemy import Engine, Table, delete, insert, select, text, update
 
 import outbox
+from inbox_outbox_base.databases import looking
 from outbox import Refused, Relay, Unavailable, Unknown
 from outbox.errors import InvalidOption
 from tests.support.database import Database
+from tests.support.on_servers import each_on, on
 from tests.support.outbox_publishers import TABLES, Recorder, publish, relay
+from tests.support.roles import rights, role
 
 NEVER = datetime(9999, 1, 1, tzinfo=UTC)
 
@@ -117,6 +124,100 @@ def test_sending_crowded_and_stray(engine: Engine) -> None:
     with engine.begin() as connection:
         connection.execute(update(TABLES.message).values(bucket=1_000))
     assert why(engine, first) == "its bucket, 1000, does not exist: relays take it in"
+
+
+LOCKED = {
+    "message": (TABLES.message, "its row is"),
+    "bucket": (TABLES.bucket, "the row of its bucket, "),
+    "relay": (TABLES.relay, "the row of relay shop-1 is"),
+}
+
+
+@each_on("postgresql", "table, said", LOCKED, among=("postgresql", "mariadb", "mysql"))
+def test_a_row_is_locked(
+    migrated: Database, table: Table, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a session that is named, with what it does and since when; not for a moment only."""
+    engine = migrated.engine()
+    first, second = publish(engine, "a1", "a2")
+    owned(engine)
+    with engine.connect() as holder:
+        session = holder.execute(text(SESSION[engine.dialect.name])).scalar_one()
+        holder.execute(select(table).with_for_update())
+        with waiting(migrated, table, session):
+            monkeypatch.setattr(looking, "MOMENT", 3_600.0)
+            assert "locked" not in why(engine, first)
+            monkeypatch.setattr(looking, "MOMENT", 0.0)
+            found = why(engine, first)
+            behind = why(engine, second)
+            holder.rollback()
+    assert found.startswith(said)
+    assert re.search(rf" locked by session {session} \(.*user .*\) since 2.* UTC; its turn comes", found)
+    assert f"of its key: {said}" in behind
+
+
+WAITS = text(
+    "SELECT count(*) FROM information_schema.innodb_lock_waits AS waits "
+    "JOIN information_schema.innodb_trx AS trx ON trx.trx_id = waits.blocking_trx_id "
+    "WHERE trx.trx_mysql_thread_id = :session"
+)
+SESSION = {"postgresql": "SELECT pg_backend_pid()", "mysql": "SELECT connection_id()"}
+
+
+@contextmanager
+def waiting(database: Database, table: Table, session: int) -> Iterator[None]:
+    """Somebody waits for these rows, which the session must let go: MariaDB shows no other locks."""
+    engine = database.engine()
+    begun = threading.Event()
+
+    def wait() -> None:
+        with engine.begin() as connection:
+            begun.set()
+            connection.execute(select(table).with_for_update())
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    begun.wait()
+    if database.name == "mariadb":
+        with engine.connect() as connection:
+            while not connection.execute(WAITS, {"session": session}).scalar_one():
+                waiter.join(0.15)  # the server answers from a copy that is renewed ten times a second
+    yield
+    waiter.join()
+
+
+@on("postgresql", "mariadb", "mysql")
+def test_a_lock_and_a_role_that_may_only_look(migrated: Database) -> None:
+    """It is told who has locked the row, or what it needs to see that."""
+    engine = migrated.engine()
+    (first,) = publish(engine, "a1")
+    owned(engine)
+    with engine.connect() as holder, role(migrated) as app:
+        for right in rights("postgresql" if migrated.name == "postgresql" else "mariadb", "look"):
+            app.grant(right)
+        holder.execute(select(TABLES.message).with_for_update())
+        database = app.database
+        found = why(database.engine(), first)
+        database.dispose()
+        holder.rollback()
+    assert re.search(SEEN[migrated.name], found), found
+
+
+SEEN = {
+    "postgresql": r"^its row is locked by session \d+ \(user \w+\); its turn comes",
+    "mariadb": r"^its turn comes: .* \(not seen: other sessions' locks: grant PROCESS to this role\)$",
+    "mysql": r"^its turn comes: .* \(not seen: other sessions' locks: grant PROCESS, and SELECT on .*\)$",
+}
+
+
+def test_a_table_is_locked(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As while an index is made: no row can be changed."""
+    monkeypatch.setattr(looking, "MOMENT", 0.0)
+    (first,) = publish(engine, "a1")
+    owned(engine)
+    with engine.begin() as connection:
+        connection.execute(text("LOCK outbox_message IN SHARE MODE"))
+        assert why(engine, first).startswith("its row is locked by session ")
 
 
 def test_an_old_generation(engine: Engine) -> None:

@@ -3,14 +3,18 @@
 import logging
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, select, text
 
 import inbox
 import outbox
 from inbox import Inbox, SqlStore, StatusInbox
+from inbox.schema import tables
+from inbox_outbox_base.databases import looking
 from outbox import Refused, Relay, Unavailable
+from tests.outbox.test_tracing import SESSION, waiting
 from tests.support.browsing import Visit, seen
 from tests.support.database import Database
+from tests.support.on_servers import on
 from tests.support.outbox_publishers import Recorder, publish, relay
 from tests.web.test_deciding import die
 from tests.web.test_pages import PAGES, fill
@@ -140,6 +144,21 @@ def test_a_handler_loses_its_message(engine: Engine) -> None:
     with pytest.raises(inbox.errors.LeaseLost), StatusInbox("orders", store=store).claim("x"):
         release()
     assert [each.status for each in inbox.list_messages(store)] == ["failed"]
+
+
+@on("postgresql", "mariadb", "mysql")
+def test_a_record_is_locked(migrated: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page names the session that has locked a message of status-table mode."""
+    monkeypatch.setattr(looking, "MOMENT", 0.0)
+    engine, ann = migrated.engine(), Visit(migrated.engine())
+    halt(engine, "b")
+    with engine.connect() as holder:
+        session = holder.execute(text(SESSION[engine.dialect.name])).scalar_one()
+        holder.execute(select(tables().status).with_for_update())
+        with waiting(migrated, tables().status, session):
+            page = ann.see("/message", q="b")
+            holder.rollback()
+    assert f"Its row is locked by session {session} (" in page
 
 
 def test_refused_at_once_by_another_operator(engine: Engine) -> None:

@@ -1,13 +1,27 @@
 """PostgreSQL: sizes, dead rows, VACUUM, and what holds it back."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from sqlalchemy import BigInteger, Connection, Select, Table, cast, func, literal, select, text, union_all
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Select,
+    Table,
+    Text,
+    bindparam,
+    cast,
+    func,
+    literal,
+    literal_column,
+    select,
+    text,
+    union_all,
+)
 
 from inbox_outbox_base.databases.looking import Looking
-from inbox_outbox_base.words.overviews import OldestSnapshot, TableOverview
+from inbox_outbox_base.words.overviews import LockHolder, OldestSnapshot, TableOverview
 
 from . import numbers
 
@@ -43,6 +57,29 @@ _OLDEST = text(
     """
 )
 
+# Every transaction holds a lock on itself until it ends. Some locks of a table, such as that of CREATE INDEX,
+# let nobody change a row.
+_LOCKS = text(
+    """
+    SELECT coalesce(
+               'session ' || lock.pid || ' ('
+               || concat_ws(', ', nullif(application_name, ''), 'user ' || usename, state) || ')',
+               'prepared transaction ' || prepared.gid || ' (user ' || prepared.owner || ')',
+               'a prepared transaction'
+           ) AS holder, coalesce(prepared.prepared, session.xact_start) AS since
+    FROM pg_locks AS lock
+    LEFT JOIN pg_stat_activity AS session ON session.pid = lock.pid
+    LEFT JOIN pg_prepared_xacts AS prepared ON lock.pid IS NULL AND prepared.transaction = lock.transactionid
+    WHERE lock.granted AND lock.pid IS DISTINCT FROM pg_backend_pid() AND (
+        lock.locktype = 'transactionid' AND lock.transactionid = CAST(CAST(:xid AS text) AS xid)
+        OR lock.locktype = 'relation' AND lock.relation = CAST(CAST(:of AS text) AS oid)
+           AND lock.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+           AND lock.mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+    )
+    ORDER BY since LIMIT 1
+    """
+)
+
 
 class PostgreSQLLooking(Looking):
     """The server's statistics."""
@@ -67,6 +104,25 @@ class PostgreSQLLooking(Looking):
         found = connection.execute(_OLDEST).first()
         unseen = None if connection.execute(_MAY_LOOK).scalar_one() else _UNSEEN
         return None if found is None else OldestSnapshot(found.holder, found.since), unseen
+
+    def lock_holder(
+        self, connection: Connection, table: Table, key: Mapping[str, Any]
+    ) -> tuple[LockHolder | None, str | None]:
+        given = {f"{name}_": value for name, value in key.items()}
+        row = connection.execute(_row(table, tuple(key)), given).first()
+        if row is None:
+            return None, None
+        found = connection.execute(_LOCKS, {"xid": row.xid, "of": row.of}).first()
+        return None if found is None else LockHolder(found.holder, found.since), None
+
+
+@cache
+def _row(of: Table, names: tuple[str, ...]) -> Select[Any, Any]:
+    """A row's table, and the transaction that has locked it last; several that have done so FOR SHARE have a
+    number that is no transaction's."""
+    xid, its_table = (cast(literal_column(name), Text) for name in ("xmax", "tableoid"))
+    where = (of.c[name] == bindparam(f"{name}_", type_=of.c[name].type) for name in names)
+    return select(xid.label("xid"), its_table.label("of")).select_from(of).where(*where)
 
 
 @cache

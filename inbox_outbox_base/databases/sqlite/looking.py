@@ -1,12 +1,13 @@
 """SQLite: one file, no statistics, and no sessions that a server knows."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from sqlalchemy import Connection, Table
 
 from inbox_outbox_base.checks.missing import schema_of
 from inbox_outbox_base.databases.looking import Looking
-from inbox_outbox_base.words.overviews import OldestSnapshot, TableOverview
+from inbox_outbox_base.words.overviews import LockHolder, OldestSnapshot, TableOverview
 
 
 class SQLiteLooking(Looking):
@@ -29,3 +30,8 @@ class SQLiteLooking(Looking):
 
     def oldest_snapshot(self, connection: Connection) -> tuple[OldestSnapshot | None, str | None]:
         return None, None
+
+    def lock_holder(
+        self, connection: Connection, table: Table, key: Mapping[str, Any]
+    ) -> tuple[LockHolder | None, str | None]:
+        return None, None  # there is one lock, of the whole file, and it names nobody

@@ -1,12 +1,13 @@
 """Why a message waits."""
 
+from collections.abc import Mapping
 from datetime import datetime
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, Integer, Row, Select, bindparam, func, literal, not_, select
+from sqlalchemy import Connection, Integer, Row, Select, Table, bindparam, func, literal, not_, select
 
-from inbox_outbox_base.databases.registry import relaying
+from inbox_outbox_base.databases.registry import looking, relaying
 from inbox_outbox_base.databases.relaying import ALL_TOPICS
 from inbox_outbox_base.databases.taking_statements import clock
 from inbox_outbox_base.tables.times import readable
@@ -69,18 +70,38 @@ class Reasons:
             return "it is held: it and its key wait until somebody retries or drops it", None
         if (sender := self._senders.get((bucket, sequence))) is not None:
             said = "is sending it now" if is_alive(sender) else "was lost while it was sending it"
-            return f"relay {sender.name} {said}", None
+            return self._locked(f"relay {sender.name} {said}", bucket, sequence), None
         if (pause := self._pauses.get(topic) or self._pauses.get(ALL_TOPICS)) is not None:
             return _paused(pause), None
         if (away := self._no_relay(bucket)) is not None:
-            return away, None
+            return self._locked(away, bucket), None
         if key is not None and not is_first and (before := self._before(key, sequence)) is not None:
             why, _ = self._in_line(
                 before.topic, key, before.state, _retry(before), before.bucket, before.sequence, is_first=True
             )
             where = "" if before.bucket == bucket else ", in a bucket of another generation"
             return f"it is behind message {before.id} of its key{where}: {why}", before.id
-        return self._turn(state, retry_at, bucket, sequence), None
+        return self._locked(self._turn(state, retry_at, bucket, sequence), bucket, sequence), None
+
+    def _locked(self, why: str, bucket: int, sequence: int | None = None) -> str:
+        """The reason, and before it which of the rows that a relay changes for this message somebody else has
+        locked."""
+        epoch = self._owners[bucket]
+        relay = self._relays.get(epoch)
+        looker = looking(self._connection.dialect.name)
+        rows: list[tuple[str, Table, Mapping[str, int]]] = []
+        if sequence is not None:
+            rows.append(("its row is", self._tables.message, {"bucket": bucket, "sequence": sequence}))
+        rows.append((f"the row of its bucket, {bucket}, is", self._tables.bucket, {"bucket": bucket}))
+        if relay is not None:
+            rows.append((f"the row of relay {relay.name} is", self._tables.relay, {"epoch": epoch}))
+        for what, table, key in rows:
+            holder, unseen = looker.locked_by(self._connection, table, key)
+            if unseen is not None:
+                return f"{why} (not seen: {unseen})"
+            if holder is not None:
+                return f"{what} locked by {holder}; {why}"
+        return why
 
     def _turn(self, state: str, retry_at: datetime | None, bucket: int, sequence: int) -> str:
         """Nothing is before it but its time, or other keys."""
