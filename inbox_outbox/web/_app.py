@@ -56,9 +56,8 @@ def app(
 ) -> Starlette:
     """The web page for operators, an ASGI application: serve it, or mount it in another one.
 
-    It looks at the database in transactions that cannot write and whose statements take two seconds at most
-    (SQLite has no such limit), and asks for its overviews once in two seconds and for a chart once in ten,
-    however many pages are open.
+    It looks at the database in transactions that cannot write and whose statements take two seconds at most,
+    and asks for its overviews once in two seconds and for a chart once in ten, however many pages are open.
     Every decision is stored, with who and why. It needs no lifespan events.
 
     Args:

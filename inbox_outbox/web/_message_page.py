@@ -14,13 +14,15 @@ from inbox_outbox_base.databases.registry import looking
 from outbox import SentRecord, StoredMessage, TracedMessage
 
 from ._causes import each_seen
-from ._pages import Asked, Page, PagePart, missing, outcome_of, read, read_all
+from ._pages import TOO_SLOW, Asked, Page, PagePart, missing, outcome_of, read, read_all
+from ._sites import SECONDS
 
 _MOST = 20
 """Messages of one key."""
 _KEYS = 5
 """Keys and ids that are looked up in the inbox."""
 _LONGEST_ID = 255
+_NOT_BY_ID = "a message with this id that waits for a relay was not found within"
 _RETRIED = ("dead", "held", "waiting", "unknown")
 _OF_STATUS = {
     Status.DEAD: ("retry", "discard"),
@@ -92,6 +94,8 @@ def _in_outbox(asked: Asked, sought: str) -> tuple[PagePart[list[TracedMessage]]
         sent = read_all(lambda: outbox.sent_messages(reading, message_id=sought, schema=schema))
         if not line.value and not line.error and not sent.value:
             line = read_all(lambda: outbox.trace(reading, message_id=sought, schema=schema))
+            if line.error == TOO_SLOW:
+                line = PagePart([], f"{_NOT_BY_ID} {SECONDS:.0f} s: search for its key, which has an index")
     if not line.value and not sent.value and not sent.error:
         sent = read_all(lambda: outbox.sent_messages(reading, key=sought, limit=_MOST, schema=schema))
     return line, sent

@@ -13,16 +13,19 @@ from starlette.responses import HTMLResponse, Response
 from inbox import SqlStore
 from inbox_outbox._operating.looking import Halves
 from inbox_outbox_base.errors import secrets
+from inbox_outbox_base.errors.codes import is_limited
 
 from ._access import DELIVER, Visitor
 from ._drawing import draw
 from ._guard import VISITOR
 from ._pulse import EXPECTED, Glance
-from ._sites import Site
+from ._sites import SECONDS, Site
 
 T = TypeVar("T")
 _PATIENCE = 15.0
 """Seconds that a page may take: some parts of it are read one after the other."""
+TOO_SLOW = f"what takes longer than {SECONDS:.0f} s to read"
+"""Said of a part whose statement the database has ended."""
 _MENU = (
     ("", "Overview"),
     ("topics", "Topics"),
@@ -93,7 +96,12 @@ def read(what: Callable[[], T], otherwise: T) -> PagePart[T]:
     try:
         return PagePart(what())
     except EXPECTED as error:
-        return PagePart(otherwise, secrets.reason(error))
+        return PagePart(otherwise, _why_not(error))
+
+
+def _why_not(error: Exception) -> str:
+    is_late = any(each is not None and is_limited(each) for each in (error, error.__cause__))
+    return TOO_SLOW if is_late else secrets.reason(error)
 
 
 def read_all(what: Callable[[], Iterable[T]]) -> PagePart[list[T]]:
@@ -128,7 +136,7 @@ def _answered(asked: Asked, answer: Callable[[Asked], Page]) -> Response:
     try:
         found = answer(asked)
     except EXPECTED as error:
-        found = _error("It could not be read", secrets.reason(error))
+        found = _error("It could not be read", _why_not(error))
     return drawn(asked, found)
 
 

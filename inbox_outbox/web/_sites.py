@@ -18,7 +18,7 @@ from ._kept import KeptAnswers
 from ._pulse import Pulse
 
 _NAME = re.compile(r"(?!static$)[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_SECONDS = 2.0
+SECONDS = 2.0
 """How long a statement of a page may take."""
 
 Show = Callable[[str, str, bytes], str | None]
@@ -30,7 +30,7 @@ class Site:
     Attributes:
         name: the name that the pages are under; None if there is one database.
         engine: for decisions.
-        reading: for everything else: its transactions cannot write, and its statements take two seconds at
+        reading: for everything else: its transactions cannot write, and its statements take `SECONDS` at
             most.
         stores: for decisions about messages of status-table mode; those in the database first.
         records: the same for everything else.
@@ -101,7 +101,7 @@ def _reading(engine: Engine) -> Engine:
 
     def begin(connection: Connection) -> None:
         if connection.get_execution_options().get(LEVEL) != "AUTOCOMMIT":
-            looker.restrict(connection, _SECONDS)
+            looker.restrict(connection, SECONDS)
 
     def end(connection: Connection) -> None:
         if connection.get_execution_options().get(LEVEL) != "AUTOCOMMIT" and not connection.invalidated:

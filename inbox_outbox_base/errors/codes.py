@@ -65,6 +65,11 @@ def is_passing(error: BaseException) -> bool:
     return isinstance(error, DBAPIError) and breaks_connection(error) and not is_overdue(error)
 
 
+def is_limited(error: BaseException) -> bool:
+    """Whether the statement was cancelled, or exceeded the server's time limit."""
+    return _means(error, lambda database, code: code in database.limits)
+
+
 def is_overdue(error: BaseException) -> bool:
     """Whether the server has ended the transaction because it took too long, and the session with it."""
     return _means(error, lambda database, code: code in database.overdue)

@@ -8,15 +8,18 @@ from contextlib import contextmanager
 
 import pytest
 from sqlalchemy import Engine, text
+from sqlalchemy.exc import DBAPIError
 
+import inbox
 import outbox
 from inbox import Inbox, SqlStore, StatusInbox
 from inbox._refusing import recording
-from inbox.errors import InvalidOption
+from inbox.errors import InvalidOption, StoreUnreachable
 from inbox_outbox import web
-from inbox_outbox.web import _pulse
+from inbox_outbox.web import _pulse, _sites
 from inbox_outbox.web._sites import Site
 from inbox_outbox_base.checks.keys import digest
+from inbox_outbox_base.errors import codes
 from outbox import Refused, Unavailable
 from tests.support.browsing import SCRIPT, Visit, seen
 from tests.support.database import Database
@@ -120,8 +123,28 @@ def test_a_statement_that_takes_too_long(engine: Engine) -> None:
         with recorded(engine) as statements:
             topic = ann.see("/topic", name="mail")
     assert len([each for each, _ in statements if "FROM outbox_dead" in each]) == 1
-    assert "Not seen: canceling statement due to statement timeout" in topic
+    assert "Not seen: what takes longer than 2 s to read" in topic
     assert "Dead 1" in topic
+
+
+def test_each_database_ends_what_takes_too_long(migrated: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A statement on each database; a listing of status-table mode, or a search by id, is not tried again."""
+    monkeypatch.setattr(_sites, "SECONDS", 0.2)
+    engine = migrated.engine()
+    site = Site(None, engine, (), None)
+    every = ", ".join(f"outbox_bucket AS b{number}" for number in range(6))  # together 69 billion rows
+    with pytest.raises(DBAPIError) as ended, site.reading.begin() as connection:
+        connection.execute(text(f"SELECT sum(b0.bucket + b5.bucket) FROM {every}"))
+    assert codes.is_limited(ended.value)
+    if migrated.name == "postgresql":
+        with engine.begin() as connection, recorded(engine) as statements:
+            connection.execute(text("LOCK inbox_status, outbox_message"))
+            with pytest.raises(StoreUnreachable):
+                inbox.list_messages(site.records[0], status="dead")
+            with pytest.raises(DBAPIError):
+                outbox.trace(site.reading, message_id="x")
+        assert len([each for each, _ in statements if "FROM inbox_status" in each]) == 1
+        assert len([each for each, _ in statements if "FROM outbox_message" in each]) == 1
 
 
 def test_a_database_that_hangs(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from inbox_outbox_base.checks.missing import raise_clearer
 from inbox_outbox_base.checks.retention import Retention
 from inbox_outbox_base.databases import claiming_statements
 from inbox_outbox_base.databases.registry import claiming, taking
-from inbox_outbox_base.databases.taking import at_level
+from inbox_outbox_base.databases.taking import IMPATIENT, at_level
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import InvalidOption, StoreUnreachable
 from inbox_outbox_base.tables.inbox import tables
@@ -333,8 +333,11 @@ class SqlStore(Store):
         row. A connection that does not answer `within` so many seconds is replaced once."""
         seconds = LONGEST_CALL if within is None else within
         call = self._once if once is None else once
+        may_retry = _may_retry
+        if self.engine.get_execution_options().get(IMPATIENT):  # it limits the time of its transactions
+            call, may_retry = self._once_together, _may_pass
         try:
-            return self._retrying(lambda: call(work, wait, seconds), _may_retry)
+            return self._retrying(lambda: call(work, wait, seconds), may_retry)
         except SQLAlchemyError as error:
             if not codes.is_transient(error):
                 raise
@@ -370,6 +373,10 @@ class SqlStore(Store):
 
 def _may_retry(error: Exception, _: int) -> bool:
     return isinstance(error, SQLAlchemyError | StoreUnreachable) and codes.is_transient(error)
+
+
+def _may_pass(error: Exception, _: int) -> bool:
+    return isinstance(error, SQLAlchemyError) and codes.is_passing(error)
 
 
 def _reason(error: SQLAlchemyError) -> object:

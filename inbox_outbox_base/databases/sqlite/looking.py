@@ -1,5 +1,6 @@
 """SQLite: one file, no statistics, and no sessions that a server knows."""
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,14 +10,40 @@ from inbox_outbox_base.checks.missing import schema_of
 from inbox_outbox_base.databases.looking import Looking
 from inbox_outbox_base.words.overviews import LockHolder, OldestSnapshot, TableOverview
 
+_STEPS = 10_000
+"""Steps of SQLite's machine after which it asks whether the time is over: less than a millisecond."""
+
+
+class _TimeLimit:
+    """Ends each statement of a connection that takes longer than some seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._end = time.monotonic() + seconds
+
+    def begin(self, _: str) -> None:
+        """A statement begins."""
+        self._end = time.monotonic() + self._seconds
+
+    def is_over(self) -> bool:
+        """Whether the statement is to be ended."""
+        return time.monotonic() > self._end
+
 
 class SQLiteLooking(Looking):
     """The file."""
 
     def restrict(self, connection: Connection, seconds: float) -> None:
-        connection.exec_driver_sql("PRAGMA query_only = 1")  # there is no limit for a statement's time
+        connection.exec_driver_sql("PRAGMA query_only = 1")
+        limit = _TimeLimit(seconds)
+        driver: Any = connection.connection.driver_connection
+        driver.set_trace_callback(limit.begin)
+        driver.set_progress_handler(limit.is_over, _STEPS)
 
     def unrestrict(self, connection: Connection) -> None:
+        driver: Any = connection.connection.driver_connection
+        driver.set_progress_handler(None, 0)
+        driver.set_trace_callback(None)
         connection.exec_driver_sql("PRAGMA query_only = 0")
 
     def sizes(self, connection: Connection, tables: Sequence[Table]) -> tuple[list[TableOverview], int]:
