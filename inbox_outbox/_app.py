@@ -40,6 +40,7 @@ app.command("metrics")(metrics)
 app.command("top")(top.top)
 app.command("redrive")(redriving.redrive)
 app.command("web")(serving.web)
+app.command("password")(serving.password)
 app.add_typer(_inbox.app, name="inbox")
 app.add_typer(_outbox.app, name="outbox")
 for group, commands in (

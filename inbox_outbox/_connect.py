@@ -43,13 +43,14 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a tabl
 
 
 @contextmanager
-def engine_at(url: str, schema: str | None, option: str = "url") -> Iterator[Engine]:
-    """An engine for the duration of a command; connects immediately.
+def engine_at(url: str, schema: str | None, option: str = "url", *, looks: bool = True) -> Iterator[Engine]:
+    """An engine for the duration of a command.
 
     Args:
         url: the database.
         schema: the PostgreSQL schema of the tables.
         option: the option that gave the URL, for errors.
+        looks: whether to connect immediately.
 
     Raises:
         InvalidOption: the URL is invalid, or this database has no schemas.
@@ -63,8 +64,9 @@ def engine_at(url: str, schema: str | None, option: str = "url") -> Iterator[Eng
     _check(address, schema)
     engine = _engine(address, option)
     try:
-        with _options_checked(option):
-            _look(engine)
+        if looks:
+            with _options_checked(option):
+                _look(engine)
         yield engine
     finally:
         engine.dispose()

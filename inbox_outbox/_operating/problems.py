@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from inbox import InboxOverview
-from inbox_outbox._exit import LATE, NO_RELAY, NOT_TAKEN, OVERDUE, STOPPED
+from inbox_outbox._exit import FAILED, LATE, NO_RELAY, NOT_TAKEN, OVERDUE, STOPPED, UNSEEN
 from outbox import Count, OutboxOverview
 
 from .units import duration
@@ -19,6 +19,8 @@ _INBOX_STATES = {
 """What a person has to look at, of each consumer."""
 _REFUSED = ("given_up", "mismatches")
 """Those of them that `inbox.refused` lists."""
+URGENCY = (FAILED, NO_RELAY, NOT_TAKEN, LATE, STOPPED, OVERDUE, UNSEEN)
+"""The exit codes of `inbox-outbox health`, the most urgent first."""
 _NAMED = 3
 """The most topics or consumers in a sentence."""
 

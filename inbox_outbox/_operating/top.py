@@ -1,8 +1,9 @@
 """`inbox-outbox top`: the overviews on the terminal, again and again."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -13,7 +14,8 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from inbox import DatabaseOverview, InboxOverview
-from inbox_outbox._connect import Schema, Url, engine_at
+from inbox_outbox._connect import Schema
+from inbox_outbox._operating.each_database import EachDatabase, Urls, engines_at
 from inbox_outbox._print import printable, table, terminal
 from inbox_outbox._times import length
 from inbox_outbox_base.errors import secrets
@@ -30,7 +32,7 @@ _ROWS = 15
 
 
 def top(
-    url: Url,
+    url: Urls,
     every: Annotated[str, typer.Option(help="How long to wait between two looks.", metavar="TIME")] = "2s",
     schema: Schema = None,
 ) -> None:
@@ -40,25 +42,42 @@ def top(
     """
     seconds = max(1.0, length("every", every).total_seconds())
     console = terminal()
-    with engine_at(url, schema) as engine:
-        shown = _shown(engine, schema, console.width)
+    with engines_at(url, schema) as engines:
+        show = partial(_shown, schema=schema, width=console.width)
+        if "" in engines:
+            first, again = show(engines[""]), partial(_again, engines[""], show)
+        else:
+            again = partial(_all_shown, EachDatabase(engines, show))
+            first = again()
         if not console.is_terminal:
-            console.print(shown)
+            console.print(first)
             return
         try:
-            with Live(shown, console=console, screen=True, auto_refresh=False) as live:
+            with Live(first, console=console, screen=True, auto_refresh=False) as live:
                 while True:
                     time.sleep(seconds)
-                    live.update(_again(engine, schema, console.width), refresh=True)
+                    live.update(again(), refresh=True)
         except KeyboardInterrupt:
             return
 
 
-def _again(engine: Engine, schema: str | None, width: int) -> Any:
+def _again(engine: Engine, show: Callable[[Engine], Group]) -> Group:
     try:
-        return _shown(engine, schema, width)
+        return show(engine)
     except SQLAlchemyError as error:  # it goes on once the database answers
-        return Text(printable(f"{time.strftime('%H:%M:%S')} {secrets.reason(error)}"), style="red")
+        return Group(_away(secrets.reason(error)))
+
+
+def _all_shown(databases: EachDatabase[Group]) -> Group:
+    """One database below the other."""
+    parts: list[Any] = []
+    for name, shown in databases.answers().items():
+        parts += [Text(name, style="bold"), _away(shown) if isinstance(shown, str) else shown, Text()]
+    return Group(*parts)
+
+
+def _away(why: str) -> Text:
+    return Text(printable(f"{time.strftime('%H:%M:%S')} {why}"), style="red")
 
 
 def _shown(engine: Engine, schema: str | None, width: int) -> Group:

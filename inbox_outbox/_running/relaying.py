@@ -105,7 +105,7 @@ def relay(
     with (
         engine_at(url, schema) as engine,
         publisher_at(to, exchange, timeout) as publisher,
-        exporting(listen, url, schema, system_of(to)) as exports,
+        exporting(listen, [url], schema, system_of(to)) as exports,
     ):
         done = run(engine, publisher, options, exports, purge_every=length("purge-every", purge_every))
     if json:

@@ -2,7 +2,7 @@
 
 import logging
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated
@@ -11,7 +11,8 @@ import typer
 from sqlalchemy import Engine
 
 from inbox.probes import HasProbe, Metrics, serve_probes, systemd_watchdog
-from inbox_outbox._connect import Schema, Url, engine_at
+from inbox_outbox._connect import Schema
+from inbox_outbox._operating.each_database import Urls, engines_at
 from inbox_outbox_base.calls.signals import SignalSafeEvent, stopping
 from inbox_outbox_base.monitoring.events import Hook
 
@@ -46,23 +47,23 @@ class Exports:
 
 
 @contextmanager
-def exporting(listen: str | None, url: str, schema: str | None, system: str) -> Iterator[Exports]:
+def exporting(listen: str | None, urls: Sequence[str], schema: str | None, system: str) -> Iterator[Exports]:
     """What to export at this address; nothing if it is None.
 
     Args:
         listen: HOST:PORT.
-        url: the database.
+        urls: the database, or several with their names.
         schema: the PostgreSQL schema of the tables.
         system: the broker, as OpenTelemetry names it.
     """
     if listen is None:
         yield Exports()
         return
-    with engine_at(url, schema) as own:  # a busy pool does not hide how things are
+    with engines_at(urls, schema) as own:  # a busy pool does not hide how things are
         yield _exports(listen, own, schema, system)
 
 
-def _exports(listen: str, engine: Engine, schema: str | None, system: str) -> Exports:
+def _exports(listen: str, engines: Mapping[str, Engine], schema: str | None, system: str) -> Exports:
     try:
         from inbox.otel import OtelEvents
         from inbox_outbox.metrics import OverviewGauges
@@ -71,12 +72,12 @@ def _exports(listen: str, engine: Engine, schema: str | None, system: str) -> Ex
         _log.warning("there is no /metrics: %s", error)
         return Exports(listen)
     made = PrometheusMetrics()
-    OverviewGauges(engine, schema=schema, meter_provider=made.provider)
+    OverviewGauges(engines, schema=schema, meter_provider=made.provider)
     return Exports(listen, made, (OtelEvents(system=system, meter_provider=made.provider),))
 
 
 def metrics(
-    url: Url,
+    url: Urls,
     listen: Annotated[str, typer.Option(help=LISTEN, metavar="HOST:PORT")] = "127.0.0.1:9464",
     schema: Schema = None,
 ) -> None:

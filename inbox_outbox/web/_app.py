@@ -63,8 +63,9 @@ def app(
     Args:
         engine: the Engine of the database, or a mapping of names to Engines.
         user: a function of the request, synchronous or not, that returns the name of the user who asks, 1 to
-            255 bytes of UTF-8, or None: then the answer is 403. Whoever has a name may look: topics, keys,
-            ids, errors and sizes are shown.
+            255 bytes of UTF-8, or None: then the answer is 403. It may raise Starlette's HTTPException, such
+            as 401 with a challenge. Whoever has a name may look: topics, keys, ids, errors and sizes are
+            shown.
         allow: a function of the user's name that returns which of `ACTIONS` are allowed; by default none.
         stores: further stores of status-table mode, on Redis; with a mapping of engines, a mapping too.
         show: a function of the user's name, the topic or consumer, and a payload or result, that returns the

@@ -5,6 +5,7 @@ from inspect import isawaitable
 from urllib.parse import urlsplit
 
 from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -53,8 +54,11 @@ class Guard:
             return PlainTextResponse("this page is not served under that name: see `hosts`", 400)
         if request.method not in _SAFE and not _is_own(request, host):
             return PlainTextResponse("the form of another site is refused", 403)
-        found = self._user(request)
-        name = await found if isawaitable(found) else found
+        try:
+            found = self._user(request)
+            name = await found if isawaitable(found) else found
+        except HTTPException as refused:
+            return PlainTextResponse(refused.detail, refused.status_code, refused.headers)
         if name is None:
             return PlainTextResponse("no user is logged in", 403)
         request.scope[VISITOR] = Visitor.of(name, self._allow(name))

@@ -83,7 +83,7 @@ class Pulse:
         if asking is None or asking.done() or asking.get_loop() is not asyncio.get_running_loop():
             asking = self._asking = asyncio.create_task(self._ask())
             self._since = now
-        await asyncio.wait({asking}, timeout=_PATIENCE)
+        await asyncio.wait({asking}, timeout=max(0.0, self._since + _PATIENCE - now))
         if asking.done():
             return asking.result()
         waited = time.monotonic() - self._since
@@ -111,6 +111,6 @@ class Pulse:
     def _look(self) -> Glance:
         try:
             halves = look(self._engine, self._schema)
-        except EXPECTED as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, such as a wrong option of a driver
             return Glance(error=secrets.reason(error))
         return Glance(halves)

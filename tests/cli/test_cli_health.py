@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from sqlalchemy import Engine, delete, insert, update
@@ -214,7 +215,49 @@ def wait_for(terminal: int, text: str) -> str:
     return seen
 
 
-def as_json_with(code: int, done: Done) -> dict[str, list[dict[str, object]]]:
+def as_json_with(code: int, done: Done) -> Any:
     """The JSON of a command that ends with this exit code."""
     assert done.returncode == code
-    return as_json(Done(done.args, 0, done.stdout, done.stderr))  # type: ignore[no-any-return]
+    return as_json(Done(done.args, 0, done.stdout, done.stderr))
+
+
+def test_several_databases(
+    engine: Engine, postgres: Database, sqlite: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`health` and `top` look at each; one that does not answer is the most urgent problem, and hides no
+    other one. The environment can name them, too."""
+    publish(engine, "a1", topic="mail")
+    shop, depot = (each.url.render_as_string(hide_password=False) for each in (postgres, sqlite))
+    given = (f"shop={shop}", f"depot={depot}", "gone=postgresql://ann:hidden@127.0.0.1:1/gone")
+    three = [word for each in given for word in ("--url", each)]
+    done = in_this_process("health", *three)
+    assert done.returncode == 1
+    assert "no relay has ever run; messages wait to be sent\ndatabase depot: " in done.stdout
+    assert "\nhealthy\ndatabase gone: postgresql://127.0.0.1:1/gone\nit does not answer: " in done.stdout
+    found = as_json_with(1, in_this_process("health", "--json", *three))
+    assert [each["is_healthy"] for each in found["databases"].values()] == [False, True, False]
+    shown = succeeded(in_this_process("top", *three))
+    names = [each for each in shown.splitlines() if each in ("shop", "depot", "gone", "nothing needs you")]
+    assert names == ["shop", "depot", "nothing needs you", "gone"]
+    assert "hidden" not in done.stdout + str(found) + shown
+    monkeypatch.setenv("INBOX_OUTBOX_URL", " ".join(given[:2]))
+    assert in_this_process("health").returncode == 10
+    monkeypatch.setenv("INBOX_OUTBOX_URL", "sqlite:////nowhere at all/x.db")
+    assert "unable to open database file" in error(in_this_process("health"))
+
+
+@pytest.mark.parametrize(
+    ("urls", "said"),
+    [
+        (("sqlite:///a.db", "sqlite:///b.db"), "the database number 1 has no name"),
+        (("a=sqlite:///a.db", "postgresql://x:hidden@h/b"), "the database number 2 has no name"),
+        (("a=sqlite:///a.db", "a=sqlite:///b.db"), "two databases have the name 'a'"),
+        (("a=sqlite:///a.db", "b=nosuch://h/b"), "dialect='nosuch'"),
+        (("a/b=sqlite:///a.db",), "url: expected something like"),
+    ],
+)
+def test_addresses_that_cannot_be_used(urls: tuple[str, ...], said: str) -> None:
+    """Each is refused by the place where it stands, without the address."""
+    found = error(in_this_process("health", *(word for each in urls for word in ("--url", each))))
+    assert said in found
+    assert "hidden" not in found

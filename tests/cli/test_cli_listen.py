@@ -24,7 +24,7 @@ from tests.support.program import ROOT
 
 
 @contextmanager
-def started(*arguments: str, url: Any, **environment: str) -> Iterator[subprocess.Popen[str]]:
+def started(*arguments: str, url: Any = None, **environment: str) -> Iterator[subprocess.Popen[str]]:
     """A command that logs JSON."""
     command = line("--log-format", "json", *arguments, url=url)
     env = os.environ | environment
@@ -98,13 +98,19 @@ def heard_before(link: socket.socket) -> None:
             pass
 
 
+GONE = "postgresql://ann:hidden@127.0.0.1:1/gone"
+
+
 def test_metrics_alone(engine: Engine, postgres: Database) -> None:
-    """`metrics` exports the overviews until it is told to end."""
+    """`metrics` exports the overviews of some databases until it is told to end."""
     publish(engine, "a1", topic="mail")
-    with started("metrics", "--listen", "127.0.0.1:0", url=postgres.url) as process:
+    shop, gone = f"shop={postgres.url.render_as_string(hide_password=False)}", f"gone={GONE}"
+    with started("metrics", "--listen", "127.0.0.1:0", "--url", shop, "--url", gone) as process:
         place = place_of(process)
         assert asked(place, "/live")[0] == asked(place, "/ready")[0] == 200
-        assert 'outbox_messages{state="pending"} 1.0' in asked(place, "/metrics")[1]
+        found = asked(place, "/metrics")[1]
+        assert 'outbox_messages{database="shop",state="pending"} 1.0' in found
+        assert 'db_up{database="gone"} 0.0' in found
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
 

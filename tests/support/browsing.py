@@ -65,6 +65,7 @@ class Visit:
     """Somebody who looks at the page of some databases."""
 
     def __init__(self, engine: Any, *, user: str | None = "ann", allow: tuple[str, ...] = (), **options: Any):
+        self.engine = engine
         self.app = web.app(engine, user=lambda _: user, allow=lambda _: allow, **options)
 
     def ask(self, method: str, path: str, **options: Any) -> httpx.Response:

@@ -213,11 +213,15 @@ def test_a_role_that_may_only_look(postgres: Database) -> None:
 
 
 def test_several_databases(postgres: Database, sqlite: Database) -> None:
-    """A mapping has a list of what needs somebody in each database, and each has its own pages."""
+    """A mapping has a list of what needs somebody in each database, and each has its own pages. One that does
+    not answer takes no other one with it."""
     publish(postgres.engine(), "a1", topic="mail")
     relay(postgres.engine(), Recorder({"a1": [Refused("no")]}))
-    ann = Visit({"shop": postgres.engine(), "depot": sqlite.engine()})
+    gone = postgres.engine_at(postgres.url.set(database="nowhere"))
+    ann = Visit({"shop": postgres.engine(), "depot": sqlite.engine(), "gone": gone})
     found = ann.see("/")
+    assert 'FATAL: database "nowhere" does not exist' in found.partition(" gone ")[2]
+    assert ann.get("/gone/").status_code == 503
     assert "shop 1 message of the outbox is dead (mail)" in found
     assert "depot nothing" in found
     assert "1 message of the outbox is dead" in ann.see("/shop/")

@@ -1,7 +1,9 @@
 """Who may look, from where, and what a browser is told."""
 
 import asyncio
+from io import StringIO
 from ipaddress import ip_network
+from pathlib import Path
 
 import httpx
 import pytest
@@ -12,11 +14,14 @@ from starlette.routing import Mount
 
 from inbox.errors import InvalidOption
 from inbox_outbox import web
-from inbox_outbox._operating.serving import _behind
+from inbox_outbox._operating.passwords import Passwords
+from inbox_outbox._operating.serving import _behind, _logged_in
 from outbox import Refused
 from tests.support.browsing import OWN, Visit
-from tests.support.cli import error, in_this_process
+from tests.support.cli import error, in_this_process, succeeded
 from tests.support.outbox_publishers import Recorder, publish, relay
+
+LINE = f"ann:scrypt:32768:8:3:{'A' * 22}==:{'A' * 43}=:"
 
 
 def test_nobody_looks_without_a_name(engine: Engine) -> None:
@@ -126,13 +131,16 @@ def test_mounted_in_another_application(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--host", "192.0.2.1"], "other machines reach it: add --user-header, --trusted-proxy"),
+        (["--host", "192.0.2.1"], "other machines reach it: add --trusted-proxy, and --user-header or"),
         (["--host", "192.0.2.1", "--user-header", "X-User"], "anybody can send it; add --trusted-proxy"),
         (
             ["--host", "192.0.2.1", "--user-header", "X", "--trusted-proxy", "10.0.0.7"],
             "--hostname: expected",
         ),
-        (["--trusted-proxy", "10.0.0.7"], "--trusted-proxy: expected with --user-header"),
+        (["--host", "192.0.2.1", "--password-file", "x"], "could be read on their way; add --trusted-proxy"),
+        (["--password-file", "nowhere"], "--password-file='nowhere': No such file"),
+        (["--password-file", "x", "--user-header", "X-User"], "expected one of the two"),
+        (["--trusted-proxy", "10.0.0.7"], "--trusted-proxy: expected with --user-header or --password-file"),
         (["--user-header", "X-User", "--trusted-proxy", "proxy"], "'proxy': expected an address"),
         (["--user", ""], "--user: expected the name"),
         (["--allow", "fly"], "--allow='fly': expected retry, discard"),
@@ -157,6 +165,64 @@ def test_only_the_proxy_is_believed() -> None:
     assert asked("10.0.0.7", "") is None
     assert asked("10.0.0.7", "root", "ann") is None
     assert asked("/run/socket", "ann") is None
+
+
+def test_users_with_passwords(
+    tmp_path: Path, sqlite_visit: Visit, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`password` makes a line of the file, without the password; whoever has typed it is that user, and
+    nobody else, or from elsewhere, is."""
+    monkeypatch.setattr("sys.stdin", StringIO(f"{RIGHT}\n"))
+    line = succeeded(in_this_process("password", "ann", "--allow", "retry"))
+    assert line.startswith("ann:scrypt:")
+    assert line.endswith(":retry\n")
+    assert RIGHT not in line
+    file = tmp_path / "users"
+    file.write_text(f"# of the night shift\n\n{line}")
+    passwords = Passwords.read(file)
+    assert passwords.users["ann"].actions == {"retry"}
+    visit = Visit(sqlite_visit.engine)
+    visit.app = web.app(sqlite_visit.engine, user=_logged_in(passwords, [ip_network("127.0.0.0/8")]))
+
+    def asked(*typed: str) -> int:
+        return visit.get("/static/page.css", auth=typed or None).status_code
+
+    assert asked() == 401
+    assert visit.get("/").headers["www-authenticate"].startswith("Basic realm=")
+    assert asked("ann", "battery staple") == asked("bob", RIGHT) == asked("ann", "") == 401
+    assert caplog.text.count("127.0.0.1: a user was refused") == 3
+    assert "battery" not in caplog.text
+    assert not passwords.remembers("ann", RIGHT)
+    assert asked("ann", RIGHT) == 200
+    assert passwords.remembers("ann", RIGHT)
+    assert asked("ann", RIGHT) == 200
+    assert asked("ann", "battery staple") == 401
+    visit.app = web.app(sqlite_visit.engine, user=_logged_in(passwords, [ip_network("10.0.0.0/8")]))
+    assert asked("ann", RIGHT) == 403
+
+
+RIGHT = "correct horse"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("", "it has no users"),
+        ("ann:secret\n", "line 1: expected a line of `inbox-outbox password`"),
+        (f"{LINE}\n{LINE}\n", "line 2: expected a line of `inbox-outbox password`, and each name once"),
+        (LINE.replace("32768", "33554432"), "line 1"),
+        (LINE.replace("32768", "32767"), "line 1"),
+        (LINE.replace("scrypt", "md5"), "line 1"),
+        (LINE + "fly", "--allow='fly': expected retry"),
+    ],
+)
+def test_an_invalid_password_file(tmp_path: Path, given: str, said: str) -> None:
+    """It is refused at the start, and nothing of a line is repeated."""
+    file = tmp_path / "users"
+    file.write_text(given)
+    found = error(in_this_process("web", "--password-file", str(file), url="sqlite:///nowhere.db"))
+    assert said in found
+    assert "secret" not in found
 
 
 def test_live_events(engine: Engine) -> None:
