@@ -62,7 +62,7 @@ def changed_files() -> Iterator[Complaint]:
     for name in changed[:_MOST]:
         others = ", ".join(sorted(each.name for each in distributions() if _has(each, name)))
         whose = (
-            f"{others} has installed one of this name: uninstall it, then" if others else "it has changed:"
+            f"{others} has written one of this name: uninstall it, then" if others else "it has changed:"
         )
         yield Complaint(name, f"{whose} install {NAME} again, with pip's --force-reinstall")
     if len(changed) > _MOST:

@@ -15,7 +15,7 @@ from inbox_outbox_base.words.deciding import Place as SeenPlace
 from inbox_outbox_base.words.deciding import packed, unpacked
 from outbox import MessageState, StoredMessage
 
-from ._pages import Asked, PagePart, read
+from ._pages import WITHIN, Asked, PagePart, read
 
 OUTBOX, INBOX = "outbox", "inbox"
 OUTBOX_STATES = (MessageState.DEAD, MessageState.HELD)
@@ -116,7 +116,7 @@ def each_seen(listing: Listing[Any]) -> Iterator[str]:
 
 def stopped_at(asked: Asked, place: Place) -> list[CauseGroup]:
     """The messages of one place, the oldest ones, by cause."""
-    return _grouped(place, _listed(asked, place, MOST), MOST)
+    return _grouped(asked, place, _listed(asked, place, MOST), MOST)
 
 
 def stopped(asked: Asked, topic: str | None, consumer: str | None, store: int) -> PagePart[list[CauseGroup]]:
@@ -127,7 +127,7 @@ def stopped(asked: Asked, topic: str | None, consumer: str | None, store: int) -
     for place, most in _further(store) if store else _places(asked, topic, consumer):
         part = read(partial(_listed, asked, place, most), None)
         if part.value is not None:
-            groups += _grouped(place, part.value, most)
+            groups += _grouped(asked, place, part.value, most)
         elif part.error is not None:
             errors.append(part.error)
     groups.sort(key=lambda each: (-len(each.messages), each.place.of, each.cause))
@@ -166,14 +166,15 @@ def _listed(asked: Asked, place: Place, most: int) -> Found:
     if place.half == INBOX:
         store = site.records[place.store]
         return inbox.list_messages(store, consumer=of, status=place.state, limit=most)
-    return outbox.peek(site.reading, most, topic=of, state=place.state, schema=site.schema)
+    return outbox.peek(site.reading, most, topic=of, state=place.state, within=WITHIN, schema=site.schema)
 
 
 def _is_none(count: Count) -> bool:
     return not count.number and count.precision == "exact"
 
 
-def _grouped(place: Place, found: Found, most: int) -> list[CauseGroup]:
+def _grouped(asked: Asked, place: Place, found: Found, most: int) -> list[CauseGroup]:
+    is_all = len(found) < most and not (place.state == MessageState.HELD and asked.is_long)
     by_cause: dict[tuple[str, str], list[StoppedMessage]] = {}
     if not found:
         return []
@@ -188,6 +189,6 @@ def _grouped(place: Place, found: Found, most: int) -> list[CauseGroup]:
         message = StoppedMessage(name, each.key, each.error or "", since, kind, seen, is_kept)
         by_cause.setdefault((of, cause_of(each.error)), []).append(message)
     return [
-        CauseGroup(replace(place, of=of), cause, tuple(messages), len(found) < most)
+        CauseGroup(replace(place, of=of), cause, tuple(messages), is_all)
         for (of, cause), messages in by_cause.items()
     ]

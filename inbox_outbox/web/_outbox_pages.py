@@ -6,7 +6,7 @@ from inbox_outbox._exit import LATE, NO_RELAY, NOT_TAKEN, OVERDUE, STOPPED
 from outbox import MessageState, StoredMessage, TopicOverview
 
 from ._charts import charts, topic_charts
-from ._pages import Asked, Page, missing, read_all
+from ._pages import WITHIN, Asked, Page, missing, read_all
 from ._pulse import problems_in
 
 _FIRST = 10
@@ -48,7 +48,9 @@ def topic(asked: Asked) -> Page:
         return missing("The address names no topic.")
     reading, schema = asked.site.reading, asked.site.schema
     found = next((each for each in asked.halves.outbox.topics if each.topic == name), None)
-    line = read_all(lambda: outbox.peek(reading, _MESSAGES, topic=name, errors_first=True, schema=schema))
+    line = read_all(
+        lambda: outbox.peek(reading, _MESSAGES, topic=name, errors_first=True, within=WITHIN, schema=schema)
+    )
     dead = read_all(lambda: _dead(asked, name, found))
     pauses = read_all(lambda: outbox.pauses(reading, schema=schema))
     values = {
@@ -60,6 +62,7 @@ def topic(asked: Asked) -> Page:
         "pauses": [each for each in pauses.value if each.topic in (name, "*")],
         "all_pauses": pauses,
         "most": _MESSAGES,
+        "within": WITHIN if asked.is_long else None,
         **_paused_now(asked),
     }
     return Page("topic.html", name, "topics", values)

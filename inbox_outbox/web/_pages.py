@@ -26,6 +26,9 @@ _PATIENCE = 15.0
 """Seconds that a page may take: some parts of it are read one after the other."""
 TOO_SLOW = f"what takes longer than {SECONDS:.0f} s to read"
 """Said of a part whose statement the database has ended."""
+WITHIN = 10_000
+"""The messages that wait for a relay, the oldest ones, among which those of a topic or a state are looked
+for; on PostgreSQL, which has an index of failed ones, perhaps all."""
 _MENU = (
     ("", "Overview"),
     ("topics", "Topics"),
@@ -67,6 +70,12 @@ class Asked:
         if "retry" not in allowed or not has_outbox:
             return [*allowed]
         return ["retry", DELIVER, *(each for each in allowed if each != "retry")]
+
+    @property
+    def is_long(self) -> bool:
+        """Whether more messages wait for a relay than a page looks at."""
+        outbox = self.halves.outbox
+        return outbox is not None and outbox.pending.number >= WITHIN
 
 
 @dataclass(frozen=True, slots=True)

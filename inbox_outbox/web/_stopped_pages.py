@@ -1,7 +1,7 @@
 """The pages of stopped messages."""
 
 from ._causes import INBOX, INBOX_STATES, MOST, OUTBOX, OUTBOX_STATES, Place, stopped, stopped_at
-from ._pages import Asked, Page, missing, number_of, outcome_of
+from ._pages import WITHIN, Asked, Page, missing, number_of, outcome_of
 
 _TOGETHER = 50
 """Messages on one page of a group."""
@@ -27,6 +27,7 @@ def stopped_page(asked: Asked) -> Page:
         "store": store,
         "further": range(1, len(asked.site.records)),
         "most": MOST,
+        "within": WITHIN if asked.is_long else None,
         "has_more": asked.halves.inbox is not None and asked.halves.inbox.has_more_consumers,
     }
     return Page("stopped.html", "Stopped", "stopped", values)

@@ -198,6 +198,8 @@ def _dead(metadata: MetaData) -> Table:
     for name, rule in DEAD_RULES.items():
         dead.append_constraint(CheckConstraint(rule, name=f"outbox_dead_{name}"))
     Index("outbox_dead_dead_at", dead.c.dead_at)
+    Index("outbox_dead_topic", dead.c.topic, dead.c.dead_at)
+    Index("outbox_dead_key", dead.c.key)
     return dead
 
 

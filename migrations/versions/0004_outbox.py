@@ -122,6 +122,8 @@ def upgrade() -> None:
         **given,
     )
     op.create_index("outbox_dead_dead_at", "outbox_dead", ["dead_at"], schema=schema)
+    op.create_index("outbox_dead_topic", "outbox_dead", ["topic", "dead_at"], schema=schema)
+    op.create_index("outbox_dead_key", "outbox_dead", ["key"], schema=schema)
     op.create_table(
         "outbox_sent",
         _id(),

@@ -5,13 +5,26 @@ from functools import cache
 from heapq import merge
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Integer, Row, Select, Table, bindparam, func, literal, not_, select
+from sqlalchemy import (
+    Connection,
+    Engine,
+    Integer,
+    Row,
+    Select,
+    Table,
+    bindparam,
+    func,
+    literal,
+    not_,
+    select,
+)
 
 from inbox_outbox_base.checks import outbox_options
 from inbox_outbox_base.checks.options import MOST_ROWS
 from inbox_outbox_base.databases.registry import relaying
 from inbox_outbox_base.errors.outbox import InvalidOption
 from inbox_outbox_base.tables.outbox import has_failed
+from inbox_outbox_base.tables.storing import storing
 from inbox_outbox_base.words.deciding import MOST_SEEN, Listing
 from outbox._publishing.buckets import generations
 from outbox.schema import OutboxTables, tables
@@ -30,6 +43,7 @@ def peek(
     state: MessageState | str | None = None,
     error: str | None = None,
     errors_first: bool = False,
+    within: int | None = None,
     schema: str | None = None,
 ) -> Listing[StoredMessage]:
     """List messages of the outbox, the next ones to be sent first. Changes nothing.
@@ -48,6 +62,8 @@ def peek(
         errors_first: messages whose send has failed, and held ones, before all others, because they are why
             others do not leave; among these and among those, the next ones to be sent first. Only without
             `state`. On PostgreSQL, failed messages are found by an index.
+        within: where the whole outbox would be read otherwise on MySQL, MariaDB and SQLite, look only at so
+            many of the messages that wait for a relay, the oldest ones; None looks at all.
         schema: the PostgreSQL schema of the tables.
 
     Returns:
@@ -60,9 +76,13 @@ def peek(
         UnsafeDatabase: row-level policies hide rows from this role.
     """
     outbox_options.count("limit", limit, largest=MOST_ROWS)
+    if within is not None:
+        outbox_options.count("within", within)
     wanted = None if state is None else seeing.checked_state("state", state)
     filters = seeing.checked_filter(wanted, topic, key, error)
-    given: dict[str, Any] = {"limit": limit} | {f"{name}_": value for name, value in filters.items()}
+    given: dict[str, Any] = {"limit": limit, "within": within} | {
+        f"{name}_": value for name, value in filters.items()
+    }
     if errors_first and wanted is not None:
         raise InvalidOption(f"errors_first=True, state={wanted.value!r}: expected one of the two")
     all_tables = tables(schema)
@@ -109,6 +129,12 @@ def in_line(
     statement = _line(tables, state, failed, *filters)
     may_be_rare = state is not None or failed or filters
     if "key" not in filters and len(buckets) > 1 and may_be_rare:
+        is_by_number = not storing(connection.dialect.name).numbers_any_column  # the primary key
+        if given.get("within") is not None and is_by_number:
+            last = connection.execute(
+                _last_within(tables), given
+            ).scalar()  # MariaDB finds no range otherwise
+            statement = statement.where(tables.message.c.sequence <= last)
         found = [connection.execute(statement, given).all()]
     else:
         of_bucket = statement.where(statements.above(tables))
@@ -133,6 +159,14 @@ def _line(
     if failed is not None:
         found = found.where(has_failed(table) if failed else not_(has_failed(table)))
     return found.order_by(table.c.sequence)
+
+
+@cache
+def _last_within(tables: OutboxTables) -> Select[int]:
+    """The highest number of the oldest messages."""
+    number = tables.message.c.sequence
+    oldest = select(number).order_by(number).limit(bindparam("within", type_=Integer)).subquery("oldest")
+    return select(func.coalesce(func.max(oldest.c.sequence), 0))
 
 
 @cache

@@ -19,8 +19,8 @@ def engine(migrated: Database) -> Engine:
 
 def test_peek_with_errors_first(engine: Engine) -> None:
     """With `errors_first`, failed and held messages come before the others, and both in the order in which
-    they leave; also of one topic or key, up to the limit. A message that an operator has sent again stays
-    among the failed."""
+    they leave; also of one topic or key, up to the limit, or among the oldest. A message that an operator has
+    sent again stays among the failed."""
     outbox.pause(engine, "mail")
     publish(engine, "a1", topic="mail")
     in_every_state(engine)
@@ -38,6 +38,8 @@ def test_peek_with_errors_first(engine: Engine) -> None:
     of_key = outbox.peek(engine, key="h", errors_first=True)
     assert [each.state for each in of_key] == ["held", "pending"]
     assert [each.key for each in outbox.peek(engine, topic="mail", errors_first=True)] == ["a"]
+    held = [outbox.peek(engine, state="held", within=each) for each in (1, 100)]
+    assert [len(each) for each in held] == [engine.dialect.name == "postgresql", 1]
     outbox.retry(engine, found[0].id)
     assert [each.key for each in outbox.peek(engine, 3, errors_first=True)] == ["w", "u", "h"]
     with pytest.raises(InvalidOption, match="errors_first=True, state='dead': expected one of the two"):

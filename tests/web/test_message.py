@@ -11,7 +11,7 @@ from inbox import Inbox, SqlStore, StatusInbox
 from inbox.schema import tables
 from inbox_outbox_base.databases import looking
 from outbox import Refused, Relay, Unavailable
-from tests.outbox.test_tracing import SESSION, waiting
+from tests.outbox.test_tracing import SESSION, soon, waiting
 from tests.support.browsing import Visit, seen
 from tests.support.database import Database
 from tests.support.on_servers import on
@@ -156,9 +156,10 @@ def test_a_record_is_locked(migrated: Database, monkeypatch: pytest.MonkeyPatch)
         session = holder.execute(text(SESSION[engine.dialect.name])).scalar_one()
         holder.execute(select(tables().status).with_for_update())
         with waiting(migrated, tables().status, session):
-            page = ann.see("/message", q="b")
+            said = f"Its row is locked by session {session} ("
+            (page,) = soon(lambda: [ann.see("/message", q="b")], said)
             holder.rollback()
-    assert f"Its row is locked by session {session} (" in page
+    assert said in page
 
 
 def test_refused_at_once_by_another_operator(engine: Engine) -> None:

@@ -72,8 +72,8 @@ def trace(
 ) -> list[TracedMessage]:
     """Find a message by its id, or the messages of a key, and say why each waits. Changes nothing.
 
-    By key, it reads the key's bucket by an index, and the delayed and dead messages. Only dead and delayed
-    messages have an index by id; to find another one, the whole outbox may be read.
+    By key, it reads the key's bucket and the dead messages by an index, and all delayed messages. Only dead
+    and delayed messages have an index by id; to find another one, the whole outbox may be read.
 
     Args:
         engine: the Engine of the outbox's database.
