@@ -74,8 +74,8 @@ def engines_at(urls: Sequence[str], schema: str | None) -> Iterator[dict[str, En
 
 
 class EachDatabase(Generic[T]):
-    """Asks several databases at once. One that does not answer delays no other one's answer for long, and is
-    not asked again meanwhile.
+    """Asks several databases at once. One that does not answer delays the others once, by ten seconds, and is
+    not asked again until it does.
 
     Args:
         engines: the databases, by their names.
@@ -84,21 +84,24 @@ class EachDatabase(Generic[T]):
 
     def __init__(self, engines: Mapping[str, Engine], ask: Callable[[Engine], T]) -> None:
         self._engines, self._ask = engines, ask
-        self._asking: dict[str, threading.Thread] = {}
+        self._asking: dict[str, tuple[threading.Thread, float]] = {}
+        """Who is being asked, and until when that is waited for."""
         self._answers: dict[str, T | Exception] = {}
 
     def answers(self) -> dict[str, T | str]:
         """By name, each one's answer; or why there is none, as text."""
+        now = time.monotonic()
         for name in self._engines:
             if name not in self._asking:
-                self._asking[name] = threading.Thread(target=self._run, args=(name,), daemon=True)
-                self._asking[name].start()
-        end = time.monotonic() + _PATIENCE
-        return {name: self._answer(name, end) for name in self._engines}
+                asking = threading.Thread(target=self._run, args=(name,), daemon=True)
+                self._asking[name] = asking, now + _PATIENCE
+                asking.start()
+        return {name: self._answer(name) for name in self._engines}
 
-    def _answer(self, name: str, end: float) -> T | str:
-        self._asking[name].join(max(0.0, end - time.monotonic()))
-        if self._asking[name].is_alive():
+    def _answer(self, name: str) -> T | str:
+        asking, end = self._asking[name]
+        asking.join(max(0.0, end - time.monotonic()))
+        if asking.is_alive():
             return f"no answer within {_PATIENCE:.0f} s"
         del self._asking[name]
         found = self._answers.pop(name)

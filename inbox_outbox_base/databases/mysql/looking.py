@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError
 from inbox_outbox_base.checks.missing import schema_of
 from inbox_outbox_base.databases.looking import Looking
 from inbox_outbox_base.databases.taking_statements import clock
-from inbox_outbox_base.errors.codes import code_of, is_denied
+from inbox_outbox_base.errors.codes import code_of, is_denied, is_limited
 from inbox_outbox_base.words.overviews import LockHolder, OldestSnapshot, TableOverview
 
 _NO_PROCESS = 1227
@@ -103,6 +103,8 @@ class MySQLLooking(Looking):
         try:
             found = connection.execute(statement, given | {"ending": f"%, {place}"}).first()
         except DBAPIError as error:
+            if is_limited(error):
+                return None, "other sessions' locks: there are very many"
             if code_of(error) != _NO_PROCESS and not is_denied(error):
                 raise
             return None, _UNSEEN_LOCKS[is_mariadb]
