@@ -1,9 +1,10 @@
 """Which process purges: a row of `inbox_purge`, whose consumer has no name, stands for purges of all
 consumers."""
 
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import (
     Connection,
@@ -22,12 +23,14 @@ from sqlalchemy import (
     select,
     update,
 )
+from sqlalchemy.exc import IntegrityError
 
 from inbox_outbox_base.tables.columns import from_now
 from inbox_outbox_base.tables.inbox import utcnow
 
 from .purge_record import Transact
 
+T = TypeVar("T")
 _ALL = ""
 _LEASE = 600.0
 """Seconds without a sign of life after which another process goes on with a purge."""
@@ -51,7 +54,7 @@ class PurgeTurns:
             if self._row(connection) is None:
                 connection.execute(_make(self._table))
 
-        self._transact(self._table, work)
+        self._with_row(work)
 
     def begin(self) -> float:
         """Take the turn, if it is time: 0. Else, the seconds until it may be."""
@@ -71,7 +74,7 @@ class PurgeTurns:
             left = (next_one - now).total_seconds()
             return max(_AT_ONCE, left)
 
-        return self._transact(self._table, work)
+        return self._with_row(work)
 
     def renew(self) -> None:
         """Say that this process still purges."""
@@ -90,6 +93,14 @@ class PurgeTurns:
         # own have fewer digits.)
         mine = _mine(self._table).where(self._table.c.begun_at <= self._begun_at).values(values)
         self._transact(self._table, lambda connection: connection.execute(mine))
+
+    def _with_row(self, work: Callable[[Connection], T]) -> T:
+        """Run work that makes the row. If another process has made it at the same time, the next try finds
+        it."""
+        try:
+            return self._transact(self._table, work)
+        except IntegrityError:
+            return self._transact(self._table, work)
 
     def _row(self, connection: Connection) -> Row[Any] | None:
         return connection.execute(_state(self._table)).first()

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -87,6 +88,28 @@ def test_stopped_after_a_batch(engine: Engine) -> None:
     with running(PurgeService(engine, HOUR)) as service:
         wait_until(lambda: service.purges)
     assert left(engine) == []
+
+
+@on("postgresql", "mariadb", "mysql")
+def test_begun_together(engine: Engine) -> None:
+    """Several that begin together on a new database make one row, and none of them fails. (On SQLite, one
+    waits for the other.)"""
+    both, met = threading.Barrier(2), threading.local()
+
+    def meet(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        if statement.startswith("INSERT INTO inbox_purge") and not hasattr(met, "once"):
+            met.once = True
+            both.wait(10)
+
+    event.listen(engine, "before_cursor_execute", meet)
+    services = [PurgeService(engine, HOUR) for _ in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        for checked in [pool.submit(each.check) for each in services]:
+            checked.result()
+    event.remove(engine, "before_cursor_execute", meet)
+    with running(services[0]), running(services[1]):
+        wait_until(lambda: services[0].purges + services[1].purges)
+    assert [each.failures for each in services] == [0, 0]
 
 
 @on("sqlite")
