@@ -24,6 +24,7 @@ from inbox._listening.outcome import Action, Decision, Decisions, Outcome
 from inbox._listening.series_events import SeriesEvents
 from inbox._operating.bulk import discard_all, release_all, retry_all
 from inbox._operating.check import check
+from inbox._operating.dismissing import dismiss, dismiss_all
 from inbox._operating.overview import ConsumerOverview, InboxOverview, PurgeOverview, overview
 from inbox._operating.purge_service import Purged, PurgeService, purge
 from inbox._operating.refused import RefusedMessage, refused
@@ -113,6 +114,8 @@ __all__ = [
     "decisions",
     "discard",
     "discard_all",
+    "dismiss",
+    "dismiss_all",
     "errors",
     "is_transient",
     "list_messages",

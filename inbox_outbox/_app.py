@@ -14,7 +14,7 @@ from inbox_outbox_base.version import __version__
 from . import _audit, _check, _doctor, _inbox, _migrate, _outbox, _repair
 from ._exit import EXPLAINED, FAILED, INTERRUPTED, NOT_FOUND, USAGE, WRONG_STATUS
 from ._group import CommandGroup
-from ._operating import deciding, health, outbox_decisions, redriving, serving, top
+from ._operating import deciding, health, outbox_decisions, redriving, refusals, serving, top
 from ._running import log, relaying
 from ._running.serving import metrics
 
@@ -44,6 +44,7 @@ app.command("password")(serving.password)
 app.add_typer(_inbox.app, name="inbox")
 app.add_typer(_outbox.app, name="outbox")
 for group, commands in (
+    (_inbox.app, refusals.COMMANDS),
     (_inbox.app, _repair.COMMANDS),
     (_outbox.app, outbox_decisions.COMMANDS),
     (_outbox.app, relaying.COMMANDS),

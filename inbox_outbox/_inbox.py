@@ -16,7 +16,6 @@ from inbox import (
     Policy,
     Purged,
     PurgeService,
-    RefusedMessage,
     SqlStore,
     Status,
 )
@@ -261,45 +260,6 @@ def purge(
 def _show(line: ProgressLine, done: Purged) -> None:
     rate = done.rows / done.seconds if done.seconds else 0
     line.show(f"{done.rows:,} rows deleted, {rate:,.0f}/s")
-
-
-@app.command()
-def refused(
-    url: Url,
-    consumer: Annotated[str | None, typer.Option(help="Only this consumer's.", metavar="NAME")] = None,
-    limit: Annotated[int, typer.Option(help="The most to list.", metavar="NUMBER")] = 100,
-    schema: Schema = None,
-    json: Json = False,
-) -> None:
-    """Messages that were refused: with another payload, too old, given up by a listener; rejected rows."""
-    with engine_at(url, schema) as engine:
-        place = place_of(engine, schema)
-        found = inbox.refused(engine, consumer=consumer, limit=limit, schema=schema)
-    if json:
-        as_json(found)
-        return
-    print_place(place)
-    if not found:
-        print("nothing was refused")
-        return
-    grid(
-        ("consumer", "key", "kind", "times", "first", "last", "came from", "digest", "stored", "error"),
-        [_refusal(each) for each in found],
-    )
-
-
-def _refusal(found: RefusedMessage) -> list[str]:
-    now = datetime.now(UTC)
-    seen = (f"{duration(now - each)} ago" for each in (found.first_seen, found.last_seen))
-    source = ", ".join(each for each in (found.topic, found.message_id, found.place) if each)
-    return [
-        found.consumer,
-        "(all others)" if found.key is None else found.key,
-        found.kind,
-        f"{found.times:,}",
-        *seen,
-        *(each or "-" for each in (source, found.digest, found.stored_digest, found.error)),
-    ]
 
 
 @app.command("set-policy")

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from sqlalchemy import ColumnElement, CompoundSelect, Connection, Engine, Table, select
@@ -68,11 +69,14 @@ class ConsumerOverview:
     rejected: Count
     """Rows that bulk writers have set aside."""
     mismatches: Count
-    """Keys that came with another payload within the last day, and were refused: see `refused`."""
+    """Keys that came with another payload within the last day, and were refused: see `refused`. Once somebody
+    has looked at them, `dismiss` them."""
     too_old: Count
-    """Keys whose messages were refused within the last day because they are older than the retention."""
+    """Keys whose messages were refused within the last day because they are older than the retention, and
+    that were not taken since."""
     given_up: Count
-    """Keys of the exactly-once path whose messages listeners have given up within the last day."""
+    """Keys of the exactly-once path whose messages listeners have given up within the last day, and that were
+    not taken since."""
     oldest: datetime | None
     """When its oldest key was taken, or consumed; None if it has none."""
     overdue: float
@@ -83,7 +87,7 @@ class ConsumerOverview:
 
     @property
     def refused(self) -> Count:
-        """All keys that were refused within the last day."""
+        """All of these three."""
         parts = (self.mismatches, self.too_old, self.given_up)
         return Count(sum(each.number for each in parts), self.mismatches.precision)
 
@@ -139,6 +143,7 @@ def _overview(connection: Connection, tables: Tables) -> InboxOverview:
     shown = sorted(chosen, key=str.encode)
     answers = {name: _Answers() for name in shown}
     most = max(_LEAST_TAKEN, _TAKEN // max(1, len(shown)))
+    takers = tuple(each for each in (tables.message, tables.status) if each in found)
     times = {"since": database.now - TAKEN_WINDOW, "now": database.now}
     asked: list[tuple[Table, Callable[[Tables, int], CompoundSelect[Any]], dict[str, Any]]] = [
         (tables.message, overview_statements.taken, {"most": most, "since": times["since"]}),
@@ -147,7 +152,7 @@ def _overview(connection: Connection, tables: Tables) -> InboxOverview:
         (tables.rejected, overview_statements.rejected, {"most": _COUNTED}),
         (
             tables.refused,
-            overview_statements.refused,
+            partial(overview_statements.refused, takers=takers),
             {"most": _COUNTED, "since": database.now - REFUSED_WINDOW},
         ),
     ]

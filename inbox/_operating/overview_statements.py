@@ -10,10 +10,14 @@ from sqlalchemy import (
     Select,
     String,
     Table,
+    and_,
     bindparam,
     case,
+    false,
     func,
     literal,
+    not_,
+    or_,
     select,
     union_all,
 )
@@ -84,8 +88,9 @@ def rejected(tables: Tables, consumers: int) -> CompoundSelect[Any]:
 
 
 @cache
-def refused(tables: Tables, consumers: int) -> CompoundSelect[Any]:
-    """Keys that were refused since a time: all, and by verdict."""
+def refused(tables: Tables, consumers: int, *, takers: tuple[Table, ...]) -> CompoundSelect[Any]:
+    """Keys that were refused since a time: all, and by verdict those that were not taken since; `takers` are
+    the tables that say so."""
     table, time = tables.refused, tables.refused.c.last_seen
     whats = {"mismatch": Verdict.MISMATCH, "too_old": Verdict.TOO_OLD, "given up": Verdict.DEAD}
     parts: list[Select[Any]] = []
@@ -93,9 +98,23 @@ def refused(tables: Tables, consumers: int) -> CompoundSelect[Any]:
         its = table.c.consumer == bindparam(f"consumer_{number}"), time >= bindparam("since")
         parts.append(_count(number, "refused", table, *its, time=time))
         for what, verdict in whats.items():
-            one = case((table.c.verdict == literal(verdict.value, String), 1))
+            is_one = table.c.verdict == literal(verdict.value, String)
+            one = case((and_(is_one, not_(taken_since(table, takers))), 1))
             parts.append(_count(number, what, table, *its, time=time, of=one))
     return union_all(*parts)
+
+
+def taken_since(refused: Table, takers: Sequence[Table]) -> ColumnElement[bool]:
+    """Whether the key of a refused message was taken after all. Each key is looked up by itself: for an
+    EXISTS, PostgreSQL may read all keys."""
+    found: list[ColumnElement[bool]] = []
+    for table in takers:
+        c = table.c
+        its = select(c.status if "status" in c else literal(Status.CONSUMED.value, String)).where(
+            c.consumer == refused.c.consumer, c.key == refused.c.key
+        )
+        found.append(func.coalesce(its.scalar_subquery(), "") == literal(Status.CONSUMED.value, String))
+    return and_(refused.c.verdict != literal(Verdict.MISMATCH.value, String), or_(false(), *found))
 
 
 def given(consumers: Sequence[str]) -> dict[str, str]:

@@ -13,6 +13,12 @@ from inbox_outbox_base.databases.registry import taking
 from inbox_outbox_base.tables.inbox import Tables, tables
 from inbox_outbox_base.transactions.connect import connected
 from inbox_outbox_base.transactions.safety import check_sees_all
+from inbox_outbox_base.words.deciding import Listing
+
+from . import overview_statements
+from .dismissing import SeenRefusal, pack
+
+_REJECTED = "rejected"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +48,14 @@ class RefusedMessage:
     first_seen: datetime
     """By the database's clock, when it was recorded, as for `last_seen`."""
     last_seen: datetime
+    taken_since: bool = False
+    """Whether the key was taken after all: nobody is needed any more. Never so for a mismatch, whose key was
+    taken before."""
 
 
 def refused(
     engine: Engine, *, consumer: str | None = None, limit: int = 100, schema: str | None = None
-) -> list[RefusedMessage]:
+) -> Listing[RefusedMessage]:
     """Messages that inboxes have refused, and rows that bulk writers' targets have refused, the latest first.
 
     Payloads and headers are not stored. Status-table mode has dead and halted messages in its own records
@@ -57,6 +66,9 @@ def refused(
         consumer: whose refusals; None: those of all.
         limit: the most to return.
         schema: the PostgreSQL schema of the tables.
+
+    Returns:
+        A list, whose `seen` names its first 10,000 messages for `dismiss_all`, without rows of bulk writers.
 
     Raises:
         InvalidOption: an argument cannot be used.
@@ -70,9 +82,13 @@ def refused(
     all_tables = tables(schema)
     with connected(engine) as connection:
         try:
-            return _refused(connection, all_tables, consumer, limit)
+            found = _refused(connection, all_tables, consumer, limit)
         except DBAPIError as error:
             raise_clearer(connection, all_tables.refused, error)
+    noted = [each for each in found if each.kind != _REJECTED]
+    return Listing(
+        found, lambda: pack([SeenRefusal(each.consumer, each.key or "", each.times) for each in noted])
+    )
 
 
 def _refused(
@@ -81,7 +97,8 @@ def _refused(
     noted, rejected = all_tables.refused, all_tables.rejected
     both = is_there(connection, rejected)
     check_sees_all(connection, [noted, rejected] if both else [noted])
-    rows = connection.execute(_latest(noted, "last_seen", consumer, limit)).all()
+    over = overview_statements.taken_since(noted, takers_of(connection, all_tables)).label("over")
+    rows = connection.execute(_latest(noted, "last_seen", consumer, limit).add_columns(over)).all()
     found = [
         RefusedMessage(
             row.consumer,
@@ -96,6 +113,7 @@ def _refused(
             row.times,
             row.first_seen,
             row.last_seen,
+            bool(row.over),
         )
         for row in rows
     ]
@@ -105,7 +123,7 @@ def _refused(
             RefusedMessage(
                 consumer=row.consumer,
                 key=row.key,
-                kind="rejected",
+                kind=_REJECTED,
                 digest=None,
                 stored_digest=None,
                 error=row.error,
@@ -119,6 +137,11 @@ def _refused(
             for row in its
         ]
     return sorted(found, key=lambda each: each.last_seen, reverse=True)[:limit]
+
+
+def takers_of(connection: Connection, all_tables: Tables) -> tuple[Table, ...]:
+    """The tables that say which keys were taken, as far as they are there."""
+    return tuple(each for each in (all_tables.message, all_tables.status) if is_there(connection, each))
 
 
 def _latest(table: Table, time: str, consumer: str | None, limit: int) -> Select[Any]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from inbox.errors import InvalidOption
 from inbox_outbox_base.checks import deciding
 
-ACTIONS = ("retry", "discard", "drop", "release", "resolve", "pause", "resume", "show")
+ACTIONS = ("retry", "discard", "drop", "release", "resolve", "dismiss", "pause", "resume", "show")
 """What can be allowed to a user. "show" is to look at payloads."""
 DELIVER = "deliver"
 """To retry, and to publish again: for those who may retry."""

@@ -140,6 +140,9 @@ def _do(asked: Asked, form: DecisionForm) -> BulkResult:
     if form.action in ("pause", "resume"):
         decide = outbox.pause if form.action == "pause" else outbox.resume
         return BulkResult(decide(site.engine, of, schema=site.schema, **who))
+    if form.action == "dismiss":
+        about: dict[str, Any] = {"consumer": of, "seen": form.seen, "schema": site.schema, **who}
+        return inbox.dismiss_all(site.engine, **about)
     if form.one("half") == OUTBOX:
         return _outbox(site, form, who)
     store = _store(site, form)
@@ -187,6 +190,8 @@ def _back(form: DecisionForm) -> str:
     if form.action in ("pause", "resume"):
         of = form.one("of")
         return "topics?all=1" if of == ALL_TOPICS else f"topic?{urlencode({'name': of})}"
+    if form.action == "dismiss":
+        return f"consumer?{urlencode({'name': form.one('of')})}"
     if asked := form.one("q"):
         return f"message?{urlencode({'q': asked})}"
     names = ("half", "state", "of", "store", "cause")

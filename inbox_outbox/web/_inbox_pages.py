@@ -1,12 +1,14 @@
 """The pages of the inbox."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import inbox
-from inbox import ConsumerOverview, Record, Status
+from inbox import ConsumerOverview, Listing, Record, RefusedMessage, Status
 
+from ._causes import each_seen, merged
 from ._charts import consumer_charts
-from ._pages import Asked, Page, PagePart, missing, read_all
+from ._pages import Asked, Page, PagePart, missing, outcome_of, read_all
 
 _MESSAGES = 50
 _SHOWN = (Status.HALTED, Status.DEAD, Status.FAILED, Status.CONSUMING)
@@ -27,15 +29,26 @@ def consumer(asked: Asked) -> Page:
         return missing(f"The inbox knows no consumer {name!r}, or there are too many to show this one.")
     listed = {status: _listed(asked, found, status) for status in _SHOWN}
     reading, schema = asked.site.reading, asked.site.schema
-    refused = read_all(lambda: inbox.refused(reading, consumer=name, limit=_MESSAGES, schema=schema))
+    refused = read_all(
+        lambda: _refusals(inbox.refused(reading, consumer=name, limit=_MESSAGES, schema=schema))
+    )
     values = {
         "consumer": found,
         "charts": consumer_charts(asked, name),
         "listed": listed,
         "refused": refused,
+        "all_refused": merged(seen) if (seen := [each for _, each in refused.value if each]) else None,
         "most": _MESSAGES,
+        **outcome_of(asked),
     }
     return Page("consumer.html", name, "consumers", values)
+
+
+def _refusals(found: Listing[RefusedMessage]) -> Iterator[tuple[RefusedMessage, str | None]]:
+    """Each with what names it for a decision; there is none about rows that bulk writers have set aside."""
+    names = each_seen(found)
+    for each in found:
+        yield each, None if each.kind == "rejected" else next(names)
 
 
 def _listed(asked: Asked, found: ConsumerOverview, status: Status) -> PagePart[list[Record]]:

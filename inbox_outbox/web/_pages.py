@@ -44,6 +44,7 @@ _DID = {
     "discard": "discarded",
     "release": "taken away from its handler",
     "resolve": "resolved",
+    "dismiss": "dismissed",
 }
 """What a form has done, in the passive."""
 

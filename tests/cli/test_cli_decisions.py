@@ -3,12 +3,13 @@
 from collections.abc import Callable
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, insert
 
 import inbox
 import outbox
 from inbox import SqlStore, Status
 from inbox._status_mode.stores import Store
+from inbox.schema import tables
 from outbox import Refused
 from tests.cli.test_cli_repair import rows
 from tests.support.cli import Done, as_json, error, in_this_process, succeeded
@@ -50,6 +51,10 @@ def test_who_decided_what(engine: Engine, run: Run) -> None:
     ends = {"k1": Status.DEAD, "k2": Status.FAILED, "k3": Status.DEAD}
     for key, status in ends.items():
         end(store, store.claim(request(key)), status)
+    with engine.begin() as connection:
+        mismatch = {"consumer": "billing", "verdict": "mismatch", "times": 1}
+        refused = [mismatch | {"key": key} for key in ("k4", "k5", "k6")]
+        connection.execute(insert(tables().refused), refused)
     for command in (
         "outbox pause mail",
         "outbox resume mail",
@@ -62,6 +67,8 @@ def test_who_decided_what(engine: Engine, run: Run) -> None:
         f"inbox discard {CONSUMER} k2",
         "inbox discard --all dead",
         "inbox set-policy billing --mode exactly-once --retention 7d",
+        "inbox dismiss billing k4",
+        "inbox dismiss --all --kind mismatch",
     ):
         succeeded(run(*command.split(), *ANN))
     printed = rows(succeeded(run("decisions")))
@@ -78,12 +85,14 @@ def test_who_decided_what(engine: Engine, run: Run) -> None:
         "inbox.discard",
         "inbox.discard_all",
         "inbox.set_policy",
+        "inbox.dismiss",
+        "inbox.dismiss_all",
     ]
     (newest,) = as_json(run("decisions", "--limit", "1", "--json"))
-    assert (newest["action"], newest["filter"]["consumer"], newest["count"]) == (
-        "inbox.set_policy",
-        "billing",
-        1,
+    assert (newest["action"], newest["filter"], newest["count"]) == (
+        "inbox.dismiss_all",
+        {"kind": "mismatch"},
+        2,
     )
 
 

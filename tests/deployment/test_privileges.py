@@ -168,7 +168,10 @@ def operators_of_the_inbox(owner: Engine, app: Database) -> None:
     assert inbox.retry_all(store, "failed", seen=inbox.list_messages(store).seen) == 2
     inbox.set_policy(engine, "orders", retention=60)
     inbox.decisions(engine)
-    inbox.refused(engine)
+    with owner.begin() as connection:
+        refused = {"consumer": "orders", "key": "a", "verdict": "mismatch", "times": 1}
+        connection.execute(insert(TABLES.refused), refused)
+    assert inbox.dismiss_all(engine, seen=inbox.refused(engine).seen) == 1
 
 
 def operators_of_the_outbox(owner: Engine, app: Database) -> None:

@@ -100,6 +100,8 @@ def test_the_names_are_fixed() -> None:
         "decisions",
         "discard",
         "discard_all",
+        "dismiss",
+        "dismiss_all",
         "errors",
         "is_transient",
         "list_messages",

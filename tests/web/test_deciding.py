@@ -1,16 +1,19 @@
 """Decisions on the page."""
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, insert, update
 
 import inbox
 import outbox
-from inbox import Claim, Delivery, SqlStore, StatusInbox, message_id
+from inbox import Claim, Delivery, Inbox, SqlStore, StatusInbox, message_id
+from inbox.schema import tables
 from inbox_outbox import web
 from outbox import Refused
 from tests.support.browsing import Visit, seen
 from tests.support.database import Database
 from tests.support.outbox_publishers import Recorder, publish, relay
+
+TABLES = tables()
 
 
 def die(engine: Engine, *names: str, error: str = "mailbox 17 is full") -> None:
@@ -87,6 +90,31 @@ def test_what_is_dropped_is_asked_twice(engine: Engine) -> None:
     done = ann.submit(sure.text, "drop every")
     assert "2 messages were dropped." in seen(ann.get(done.headers["location"]))
     assert not outbox.peek(engine, state="dead")
+
+
+def test_dismissed(engine: Engine) -> None:
+    """A mismatch that somebody has looked at is red no more; what was refused again since is left. A message
+    that was given up and taken later is not red by itself."""
+    mismatch = {"consumer": "billing", "verdict": "mismatch", "times": 1}
+    refused = [mismatch | {"key": key} for key in ("a", "b", "c")]
+    refused.append(mismatch | {"key": "d", "verdict": "dead"})
+    with engine.begin() as connection:
+        connection.execute(insert(TABLES.refused), refused)
+        Inbox("billing").accept(connection, "d")
+    ann = Visit(engine, allow=("dismiss",))
+    assert "3 messages of keys that were taken with another payload were refused" in ann.see("/")
+    assert "given up" not in ann.see("/")
+    assert "taken since dead" in ann.see("/consumer", name="billing")
+    page = ann.get("/consumer?name=billing").text
+    with engine.begin() as connection:
+        connection.execute(update(TABLES.refused).where(TABLES.refused.c.key == "c").values(times=2))
+    ann.submit(page, "dismiss", 1, why="the shop was told")
+    done = ann.submit(page, "dismiss every")
+    after = seen(ann.get(done.headers["location"]))
+    assert after.startswith("2 messages were dismissed. 2 had changed since they were shown, and were left.")
+    assert "1 message of keys that were taken with another payload was refused" in ann.see("/")
+    assert {each.action for each in inbox.decisions(engine)} == {"inbox.dismiss_all"}
+    assert 'name="do"' not in Visit(engine).get("/consumer?name=billing").text
 
 
 def test_status_table_mode(engine: Engine) -> None:

@@ -1,0 +1,217 @@
+"""Operators' decisions about refused messages: somebody has looked at them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from typing import Any, NamedTuple, TypeVar
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Delete,
+    Engine,
+    Select,
+    Table,
+    and_,
+    bindparam,
+    delete,
+    select,
+)
+from sqlalchemy.exc import DBAPIError
+
+from inbox_outbox_base.calls.retry import retry
+from inbox_outbox_base.checks import deciding, options
+from inbox_outbox_base.checks.keys import Key, encode_key
+from inbox_outbox_base.checks.missing import raise_clearer
+from inbox_outbox_base.databases.registry import taking
+from inbox_outbox_base.databases.taking import at_level
+from inbox_outbox_base.errors import codes
+from inbox_outbox_base.errors.inbox import MessageNotFound
+from inbox_outbox_base.tables.inbox import tables
+from inbox_outbox_base.transactions.connect import connected
+from inbox_outbox_base.transactions.recording import Recording
+from inbox_outbox_base.transactions.safety import check_sees_all
+from inbox_outbox_base.words.deciding import BulkResult, packed
+from inbox_outbox_base.words.incoming import Verdict
+
+T = TypeVar("T")
+
+KINDS = tuple(each.value for each in (Verdict.MISMATCH, Verdict.TOO_OLD, Verdict.DEAD))
+"""What can be dismissed."""
+_SEEN = "refused messages"
+"""The kind of a listing's `seen`."""
+_TOGETHER = 100
+"""Keys in one transaction."""
+_TRIES = 8
+
+
+class SeenRefusal(NamedTuple):
+    """The refusals of a key, as they were."""
+
+    consumer: str
+    key: str
+    """Empty for those that are only counted."""
+    times: int | None
+    """None: however often."""
+
+
+def pack(refusals: Sequence[SeenRefusal]) -> str:
+    """The `seen` of a listing."""
+    return packed(_SEEN, refusals)
+
+
+def dismiss(
+    engine: Engine,
+    consumer: str,
+    key: Key | None,
+    *,
+    by: str | None = None,
+    why: str | None = None,
+    schema: str | None = None,
+) -> None:
+    """Say that somebody has looked at a refused message: it is no longer listed or counted, until it is
+    refused again. What the inbox knows of the key stays as it is.
+
+    Args:
+        engine: the database.
+        consumer: whose refusal.
+        key: the message's key; None is that of all others together, as `refused` lists them.
+        by: who decides, 1 to 255 bytes of UTF-8; None is this host and process.
+        why: the reason, 1 to 1,000 characters, if you want to store one.
+        schema: the PostgreSQL schema of the tables.
+
+    Raises:
+        MessageNotFound: no message with this key was refused, or somebody has just dismissed it.
+        InvalidOption, InvalidKey: an argument cannot be used.
+        TablesMissing: the table does not exist.
+        UnsafeDatabase: row-level policies hide rows from this role.
+    """
+    options.consumer(consumer)
+    text = "" if key is None else encode_key(key)
+    call = _Dismissal(engine, schema, {}, "dismiss", by, why, {"consumer": consumer, "key": text or None})
+    if not call.take([SeenRefusal(consumer, text, None)]).done:
+        raise MessageNotFound(f"consumer {consumer!r} has no refused message {text!r}")
+
+
+def dismiss_all(
+    engine: Engine,
+    *,
+    consumer: str | None = None,
+    kind: str | None = None,
+    seen: str | None = None,
+    by: str | None = None,
+    why: str | None = None,
+    dry_run: bool = False,
+    schema: str | None = None,
+) -> BulkResult:
+    """`dismiss` all refused messages that are there now, a hundred in a transaction. Rows that bulk writers
+    have set aside are not among them.
+
+    Args:
+        engine: the database.
+        consumer: whose refusals; None: those of all consumers.
+        kind: only those of this kind: "mismatch", "too_old" or "dead"; None is any.
+        seen: only those that a listing has seen (`refused(...).seen`), and only if they were not refused
+            again since; None is all that are there when the call begins.
+        by: who decides, as for `dismiss`.
+        why: the reason, as for `dismiss`.
+        dry_run: only count: nothing is changed or stored.
+        schema: the PostgreSQL schema of the tables.
+
+    Returns:
+        How many keys were dismissed: a number, with `.changed`, how many others were refused again since they
+        were seen or since the call began, or were gone. Those are left as they are.
+
+    Raises: as `dismiss`, but no `MessageNotFound`.
+    """
+    chosen: dict[str, str] = {}
+    if consumer is not None:
+        chosen["consumer"] = options.consumer(consumer)
+    if kind is not None:
+        chosen["verdict"] = options.one_of("kind", kind, KINDS)
+    options.flag("dry_run", dry_run)
+    parts = (str, str, deciding.BIG_INTEGER)
+    named = None if seen is None else [SeenRefusal(*each) for each in deciding.places(seen, _SEEN, parts)]
+    told = {"consumer": consumer, "kind": kind, "seen": None if named is None else len(named)}
+    call = _Dismissal(engine, schema, chosen, "dismiss_all", by, why, told)
+    return call.take(call.every() if named is None else named, dry_run=dry_run)
+
+
+class _Dismissal:
+    """One call."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        schema: str | None,
+        chosen: Mapping[str, str],
+        action: str,
+        by: str | None,
+        why: str | None,
+        told: Mapping[str, Any],
+    ) -> None:
+        """`chosen` has the values that columns must have, `told` what is stored about the call."""
+        self._engine = at_level(engine, taking(engine.dialect.name).own_isolation)
+        self._table, self._chosen = tables(schema).refused, chosen
+        who, reason = deciding.operator(by), deciding.reason("why", why)
+        self._note = Recording(tables(schema).decision, f"inbox.{action}", who, reason, told)
+
+    def every(self) -> list[SeenRefusal]:
+        """What there is now."""
+        c = self._table.c
+        its = (c[name] == value for name, value in self._chosen.items())
+        statement = select(c.consumer, c.key, c.times).where(*its).order_by(c.consumer, c.last_seen)
+        return self._transact(lambda each: [SeenRefusal(*row) for row in each.execute(statement)])
+
+    def take(self, named: Sequence[SeenRefusal], *, dry_run: bool = False) -> BulkResult:
+        """Dismiss part after part, and count."""
+        done = changed = 0
+        for start in range(0, len(named), _TOGETHER):
+            part = partial(self._take, named[start : start + _TOGETHER], dry_run)
+            result = self._transact(self._note.once(part))
+            done, changed = done + result.done, changed + result.changed
+        return BulkResult(done, changed)
+
+    def _take(self, part: Sequence[SeenRefusal], dry_run: bool, connection: Connection) -> BulkResult:
+        done = changed = 0
+        for each in part:
+            place = {"consumer_": each.consumer, "key_": each.key}
+            row = connection.execute(_find(self._table), place).first()
+            is_gone = row is None or each.times not in (None, row.times)
+            if row is not None and not is_gone:
+                if any(getattr(row, name) != value for name, value in self._chosen.items()):
+                    continue
+                # It may be refused again at any time, and that has to be seen.
+                this = place | {"times_": row.times}
+                is_gone = not dry_run and connection.execute(_delete(self._table), this).rowcount == 0
+            done, changed = done + (not is_gone), changed + is_gone
+        if not dry_run:
+            self._note.note(connection, done)
+        return BulkResult(done, changed)
+
+    def _transact(self, work: Callable[[Connection], T]) -> T:
+        def transaction() -> T:
+            with connected(self._engine) as connection, connection.begin():
+                try:
+                    check_sees_all(connection, [self._table])
+                    return work(connection)
+                except DBAPIError as error:
+                    raise_clearer(connection, self._table, error)
+
+        return retry(transaction, _TRIES, lambda error, _: codes.is_transient(error))
+
+
+@cache
+def _find(table: Table) -> Select[Any]:
+    c = table.c
+    return select(c.consumer, c.verdict, c.times).where(_this(table))
+
+
+@cache
+def _delete(table: Table) -> Delete:
+    return delete(table).where(_this(table), table.c.times == bindparam("times_", type_=BigInteger))
+
+
+def _this(table: Table) -> ColumnElement[bool]:
+    c = table.c
+    return and_(*(c[name] == bindparam(f"{name}_", type_=c[name].type) for name in ("consumer", "key")))
