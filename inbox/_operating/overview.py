@@ -54,7 +54,8 @@ class ConsumerOverview:
     policy: Policy | None
     """None if nothing is stored; then a purge assumes 7 days, and 30 for dead and halted messages."""
     taken: Count
-    """Keys taken by the exactly-once path within the last hour, without those of bulk writers."""
+    """Keys taken by the exactly-once path within the last hour, without those of bulk writers, and messages
+    of status-table mode that were consumed, or discarded, within it."""
     consuming: Count
     """Messages of status-table mode that a handler has, or had."""
     lost: Count
@@ -147,7 +148,7 @@ def _overview(connection: Connection, tables: Tables) -> InboxOverview:
     times = {"since": database.now - TAKEN_WINDOW, "now": database.now}
     asked: list[tuple[Table, Callable[[Tables, int], CompoundSelect[Any]], dict[str, Any]]] = [
         (tables.message, overview_statements.taken, {"most": most, "since": times["since"]}),
-        (tables.status, overview_statements.claimed, {"most": _COUNTED, "now": times["now"]}),
+        (tables.status, overview_statements.claimed, {"most": _COUNTED, "most_consumed": most} | times),
         (tables.ledger, overview_statements.loads, {"most": _COUNTED}),
         (tables.rejected, overview_statements.rejected, {"most": _COUNTED}),
         (
@@ -230,6 +231,11 @@ def _ask(
                 mine.times[row.what] = row.time
 
 
+def _both(one: Count, other: Count) -> Count:
+    is_exact = one.precision == other.precision == "exact"
+    return Count(one.number + other.number, "exact" if is_exact else "at least")
+
+
 def _consumer(
     name: str,
     policy: Policy | None,
@@ -250,7 +256,7 @@ def _consumer(
     return ConsumerOverview(
         consumer=name,
         policy=policy,
-        taken=found.count("taken", most),
+        taken=_both(found.count("taken", most), found.count("consumed", most)),
         **{each.value: found.count(each) for each in Status if each is not Status.CONSUMED},
         lost=found.count("lost"),
         loads=found.count("loads"),

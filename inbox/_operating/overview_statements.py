@@ -28,6 +28,7 @@ from inbox_outbox_base.tables.inbox import Tables
 from inbox_outbox_base.words.incoming import Verdict
 
 _MOST: Any = bindparam("most", type_=Integer)
+_MOST_CONSUMED: Any = bindparam("most_consumed", type_=Integer)
 
 
 @cache
@@ -47,8 +48,8 @@ def taken(tables: Tables, consumers: int) -> CompoundSelect[Any]:
 
 @cache
 def claimed(tables: Tables, consumers: int) -> CompoundSelect[Any]:
-    """The same for status-table mode: the messages in each status that is not the normal end, those whose
-    lease is over, and the oldest in each status."""
+    """The same for status-table mode: the messages in each status that is not the normal end; those that have
+    come to it since a time, up to `most_consumed`; those whose lease is over; the oldest in each status."""
     table, time = tables.status, tables.status.c.updated_at
     parts: list[Select[Any]] = []
     for number in range(consumers):
@@ -56,7 +57,10 @@ def claimed(tables: Tables, consumers: int) -> CompoundSelect[Any]:
         for status in Status:
             in_status = table.c.status == literal(status.value, String)
             parts.append(_oldest(number, f"oldest {status}", table, its, in_status, time=time))
-            if status is not Status.CONSUMED:
+            if status is Status.CONSUMED:
+                recent = its, in_status, time >= bindparam("since")
+                parts.append(_count(number, "consumed", table, *recent, time=time, most=_MOST_CONSUMED))
+            else:
                 parts.append(_count(number, status.value, table, its, in_status, time=time))
         consuming = table.c.status == literal(Status.CONSUMING.value, String)
         lost = case((table.c.lease_until < bindparam("now"), 1))
@@ -129,12 +133,13 @@ def _count(
     *where: ColumnElement[bool],
     time: ColumnElement[Any],
     of: ColumnElement[Any] | None = None,
+    most: Any = _MOST,
 ) -> Select[Any]:
     """Count up to `most` rows; the time is there because the others have one. The order makes the planner use
     the index that has it, however few of the rows it believes to be others."""
     counted = (literal(1) if of is None else of).label("one")
     found = select(counted, time.label("time")).select_from(table).where(*where)
-    rows = found.order_by(time).limit(_MOST).subquery()
+    rows = found.order_by(time).limit(most).subquery()
     latest = func.max(rows.c.time, type_=time.type).label("time")
     return select(*_labels(number, what), func.count(rows.c.one).label("rows"), latest)
 

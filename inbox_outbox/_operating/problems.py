@@ -21,6 +21,9 @@ _REFUSED = ("given_up", "mismatches")
 """Those of them that `inbox.refused` lists."""
 URGENCY = (FAILED, NO_RELAY, NOT_TAKEN, LATE, STOPPED, OVERDUE, UNSEEN)
 """The exit codes of `inbox-outbox health`, the most urgent first."""
+
+_NOTICED = timedelta(seconds=10)
+"""Within this time after the end of a lease, other relays take over."""
 _NAMED = 3
 """The most topics or consumers in a sentence."""
 
@@ -50,6 +53,8 @@ class Problem:
     text: str
     is_refused: bool = False
     """Whether it is about messages that `inbox.refused` lists."""
+    topic: str | None = None
+    """The topic that it is about, if it is one."""
 
 
 def problems(
@@ -72,6 +77,11 @@ def _of_relays(found: OutboxOverview, limits: HealthLimits) -> Iterator[Problem]
     is_due = found.next_due is not None and found.next_due <= now
     has_work = is_due or any(each.number for each in (found.pending, found.waiting, found.unknown))
     if any(each.lease_left >= 0 for each in found.relays):
+        for each in found.relays:
+            if each.lease_left < -_NOTICED.total_seconds() and each.buckets:
+                ago = duration(timedelta(seconds=-each.lease_left))
+                text = f"relay {each.name!r} is lost: its lease ended {ago} ago"
+                yield Problem(NO_RELAY, f"{text}, and nobody has taken over its {each.buckets} buckets")
         return
     if since is not None and now - since > limits.no_relay:
         waiting = "; messages wait to be sent" if has_work else ""
@@ -81,20 +91,40 @@ def _of_relays(found: OutboxOverview, limits: HealthLimits) -> Iterator[Problem]
 
 
 def _of_rejections(found: OutboxOverview, limits: HealthLimits) -> Iterator[Problem]:
-    for each in found.topics:
-        known = each.rejected
-        if known is None or each.is_paused:
-            continue
-        if found.database.now - known.since > limits.rejected:
+    rejected = [
+        (each.topic, each.rejected)
+        for each in found.topics
+        if each.rejected is not None
+        and not each.is_paused
+        and found.database.now - each.rejected.since > limits.rejected
+    ]
+    if len(rejected) > 1 and _is_broker_away(found):
+        _, last = max(rejected, key=lambda each: each[1].since)
+        age = duration(found.database.now - last.since)
+        yield Problem(
+            NOT_TAKEN, f"the broker has taken nothing of all {len(rejected)} topics for {age}: {last.reason}"
+        )
+    else:
+        for topic, known in rejected:
             age = duration(found.database.now - known.since)
-            yield Problem(
-                NOT_TAKEN, f"the broker has rejected topic {each.topic!r} for {age}: {known.reason}"
-            )
+            text = f"the broker has rejected topic {topic!r} for {age}: {known.reason}"
+            yield Problem(NOT_TAKEN, text, topic=topic)
     full = [each.name for each in found.relays if each.lease_left >= 0 and each.reads_no_further]
     if full:
         text = f"very many messages cannot be sent, so that relays read no further{_names(full)}"
         crowded_by = next((each.crowded_by for each in found.relays if each.crowded_by is not None), None)
         yield Problem(NOT_TAKEN, text + (f"; most are of topic {crowded_by!r}" if crowded_by else ""))
+
+
+def _is_broker_away(found: OutboxOverview) -> bool:
+    """Whether the broker rejects every topic of which messages could be sent, and there are several."""
+    states = ("pending", "waiting", "unknown")
+    waiting = [
+        each
+        for each in found.topics
+        if not each.is_paused and any(getattr(each, state).number for state in states)
+    ]
+    return len(waiting) > 1 and all(each.rejected is not None for each in waiting)
 
 
 def _of_age(found: OutboxOverview, limits: HealthLimits) -> Iterator[Problem]:
@@ -104,12 +134,18 @@ def _of_age(found: OutboxOverview, limits: HealthLimits) -> Iterator[Problem]:
     if found.oldest_age is None or found.oldest_age <= limits.age.total_seconds():
         return
     age = duration(timedelta(seconds=found.oldest_age))
-    oldest = max(found.topics, key=lambda each: each.oldest_age or 0.0, default=None)
+    late = [each for each in found.topics if (each.oldest_age or 0.0) > limits.age.total_seconds()]
+    oldest = max(late, key=lambda each: each.oldest_age or 0.0, default=None)
     why = ""
-    if oldest is not None and oldest.oldest_age is not None:
+    if _is_broker_away(found):
+        why = "; the broker takes nothing of any topic"
+    elif oldest is not None and len(late) > 1:
+        why = f"; messages of {len(late)} topics wait for too long{_names(each.topic for each in late)}"
+    elif oldest is not None:
         why = f", of topic {oldest.topic!r}"
         why += ", which is paused" if oldest.is_paused else f": {oldest.error}" if oldest.error else ""
-    yield Problem(LATE, f"the oldest message has waited for {age}{why}")
+    topic = oldest.topic if oldest is not None and len(late) == 1 else None
+    yield Problem(LATE, f"the oldest message has waited for {age}{why}", topic=topic)
 
 
 def _of_stopped(

@@ -140,9 +140,9 @@ def _of_inbox(found: InboxOverview, width: int) -> Iterator[Any]:
 def _of_database(found: DatabaseOverview) -> Iterator[str]:
     dead = sum(each.dead_rows or 0 for each in found.tables)
     yield f"tables {size(found.bytes)}" + (f", {dead:,} dead rows" if dead else "")
-    if found.oldest_snapshot is not None:
-        since = found.oldest_snapshot.since
+    if found.long_snapshot is not None:
+        since = found.long_snapshot.since
         age = "" if since is None else f" for {duration(found.now - since)}"
-        yield f"{found.oldest_snapshot.holder} has held the oldest snapshot{age}"
+        yield f"{found.long_snapshot.holder} has held the oldest snapshot{age}"
     if found.unseen is not None:
         yield f"not seen: {found.unseen}"

@@ -50,6 +50,10 @@ _OF_CONSUMER: Plan = {
         ("failed", PlotUnit.COUNT, (SeriesKind.FAILED,)),
         ("dead or halted", PlotUnit.COUNT, _GIVEN_UP),
     ),
+    "Refused in {step}": (
+        ("too old", PlotUnit.COUNT, (SeriesKind.TOO_OLD,)),
+        ("mismatches", PlotUnit.COUNT, (SeriesKind.MISMATCH,)),
+    ),
 }
 _MINUTE = timedelta(minutes=1)
 _SHORTEST = timedelta(seconds=15)

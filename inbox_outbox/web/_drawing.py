@@ -1,6 +1,7 @@
 """Draws pages from templates. Everything that comes from a database is escaped."""
 
 import hashlib
+import shlex
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from importlib.resources import files
@@ -79,5 +80,6 @@ _environment.filters |= {
     "time": _time,
     "span": duration,
     "size": size,
+    "quoted": shlex.quote,
 }
 _environment.globals |= {"query": _query, "version": VERSION}

@@ -1,12 +1,15 @@
 """The overview, and the pages of the outbox."""
 
+from urllib.parse import urlencode
+
 import inbox
 import outbox
 from inbox_outbox._exit import LATE, NO_RELAY, NOT_TAKEN, OVERDUE, STOPPED
-from outbox import MessageState, StoredMessage, TopicOverview
+from inbox_outbox._operating.problems import Problem
+from outbox import MessageState, PausedTopic, StoredMessage, TopicOverview
 
 from ._charts import charts, topic_charts
-from ._pages import WITHIN, Asked, Page, missing, read_all
+from ._pages import WITHIN, Asked, Page, PagePart, missing, read_all
 from ._pulse import problems_in
 
 _FIRST = 10
@@ -20,11 +23,7 @@ _LINKS = {NO_RELAY: "relays", NOT_TAKEN: "topics", LATE: "topics", STOPPED: "sto
 def overview(asked: Asked) -> Page:
     """What needs somebody, and the numbers."""
     found = asked.halves
-    links = (
-        (each, "consumers" if each.is_refused else _LINKS.get(each.code))
-        for each in problems_in(asked.glance)
-    )
-    said = [(each.text, link) for each, link in links]
+    said = [(each.text, _link(each)) for each in problems_in(asked.glance)]
     values = {
         "problems": said,
         "inbox": found.inbox,
@@ -36,9 +35,21 @@ def overview(asked: Asked) -> Page:
     return Page("overview.html", "Overview", "overview", values)
 
 
+def _link(problem: Problem) -> str | None:
+    """The page about it."""
+    if problem.topic is not None:
+        return f"topic?{urlencode({'name': problem.topic})}"
+    return "consumers" if problem.is_refused else _LINKS.get(problem.code)
+
+
 def topics(asked: Asked) -> Page:
     """All topics that have something to show."""
-    return Page("topics.html", "Topics", "topics", {"outbox": asked.halves.outbox, **_paused_now(asked)})
+    found, site = asked.halves.outbox, asked.site
+    pauses = PagePart(list[PausedTopic]())
+    if found is not None and found.paused:
+        pauses = read_all(lambda: outbox.pauses(site.reading, schema=site.schema))
+    values = {"outbox": found, "pauses": {each.topic: each for each in pauses.value}, "all_pauses": pauses}
+    return Page("topics.html", "Topics", "topics", {**values, **_paused_now(asked)})
 
 
 def topic(asked: Asked) -> Page:

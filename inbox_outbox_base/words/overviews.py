@@ -1,8 +1,10 @@
 """What an operator sees first, of the inbox and of the outbox alike."""
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Literal
+
+_SHORT = timedelta(minutes=1)
 
 Precision = Literal["exact", "at least", "estimate"]
 
@@ -95,3 +97,11 @@ class DatabaseOverview:
     """None if nobody holds one, on SQLite, or if `unseen` says why it is not known."""
     unseen: str | None = None
     """What this role has no right to see, and which right it needs; None if it sees all."""
+
+    @property
+    def long_snapshot(self) -> OldestSnapshot | None:
+        """The oldest snapshot, if somebody has held it for longer than a minute, or it is not known how long:
+        every transaction holds one."""
+        oldest = self.oldest_snapshot
+        is_short = oldest is not None and oldest.since is not None and self.now - oldest.since < _SHORT
+        return None if is_short else oldest

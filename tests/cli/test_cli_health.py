@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from json import dumps
 from typing import Any
 
 import pytest
@@ -67,6 +68,36 @@ def test_a_message_that_waits_for_too_long(engine: Engine, run: Run) -> None:
     outbox.pause(engine, "mail")
     assert "of topic 'mail', which is paused" in run("health").stdout
     assert run("health", "--max-age", "4h").returncode == 0
+
+
+def test_a_broker_that_is_away(engine: Engine, run: Run) -> None:
+    """What rejects every topic is one sentence, and no single topic's error; so is what makes several wait. A
+    relay whose buckets nobody takes over is named."""
+    for topic in ("mail", "sms"):
+        publish(engine, f"{topic}1", topic=topic)
+    now = datetime.now(UTC)
+    with engine.begin() as connection:
+        connection.execute(update(TABLES.message).values(created_at=now - timedelta(hours=3)))
+    away = {"since": now - timedelta(minutes=8), "until": now, "reason": "connection refused", "known": 1}
+    lanes = {"topics": [{"topic": each, **away} for each in ("mail", "sms")]}
+    rejecting = {"name": "r1", "lease_until": now + timedelta(hours=1), "lanes": dumps(lanes, default=str)}
+    with engine.begin() as connection:
+        connection.execute(insert(TABLES.relay), {"epoch": 1, **rejecting})
+    done = run("health")
+    assert done.returncode == 14
+    assert done.stdout.splitlines()[1:] == [
+        "the broker has taken nothing of all 2 topics for 8 min: connection refused",
+        "the oldest message has waited for 3 h; the broker takes nothing of any topic",
+    ]
+    lost = {"epoch": 2, "name": "r2", "lease_until": now - timedelta(minutes=4)}
+    with engine.begin() as connection:
+        connection.execute(update(TABLES.relay).values(lanes=None))
+        connection.execute(insert(TABLES.relay), lost)
+        connection.execute(update(TABLES.bucket).values(epoch=2))
+    assert run("health").stdout.splitlines()[1:] == [
+        "relay 'r2' is lost: its lease ended 4 min ago, and nobody has taken over its 64 buckets",
+        "the oldest message has waited for 3 h; messages of 2 topics wait for too long (mail, sms)",
+    ]
 
 
 def test_messages_that_wait_for_somebody(engine: Engine, run: Run) -> None:

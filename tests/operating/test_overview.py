@@ -133,7 +133,7 @@ def test_a_consumer_of_status_table_mode(engine: Engine) -> None:
         "halted": Count(1),
     }
     assert found.overdue == pytest.approx((10 * DAY).total_seconds(), abs=300)
-    assert found.taken == Count(0)
+    assert found.taken == Count(1)
 
 
 def fail() -> None:
@@ -178,7 +178,7 @@ def test_tables_of_one_feature(database: Database, feature: str) -> None:
 @pytest.mark.parametrize("rows", [100_000, 1_000_000], ids=["many", "a million"])
 @on("postgresql", "mariadb")
 def test_very_many_keys(engine: Engine, rows: int) -> None:
-    """It reads some ten thousand of all rows, by indexes, and says what is a lower bound."""
+    """It reads some ten thousand rows of each mode, by indexes, and says what is a lower bound."""
     fill_inbox(engine, rows)
     with recorded(engine) as statements:
         found = by_name(inbox.overview(engine))
@@ -187,6 +187,6 @@ def test_very_many_keys(engine: Engine, rows: int) -> None:
     if engine.dialect.name == "postgresql":
         read = [scan for each in statements for scan in scans(engine, *each)]
         assert not [scan for scan in read if scan[0] == "Seq Scan" and scan[2] > 1_000]
-        assert sum(rows for _, _, rows, _ in read) < 20_000
+        assert sum(rows for _, _, rows, _ in read) < 30_000
     else:
-        assert rows_read(engine, inbox.overview) < 30_000
+        assert rows_read(engine, inbox.overview) < 40_000

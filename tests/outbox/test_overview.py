@@ -1,5 +1,6 @@
 """The outbox on an operator's first page."""
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -237,6 +238,9 @@ def test_who_holds_the_oldest_snapshot(migrated: Database, engine: Engine) -> No
         assert found.oldest_snapshot is not None
         assert found.oldest_snapshot.holder.startswith("session ")
         assert found.oldest_snapshot.since is not None
+        assert found.long_snapshot is None
+        in_a_minute = replace(found, now=found.oldest_snapshot.since + timedelta(seconds=61))
+        assert in_a_minute.long_snapshot == found.oldest_snapshot
         assert found.now - found.oldest_snapshot.since < timedelta(minutes=5)
         assert found.unseen is None
     password = migrated.url.password

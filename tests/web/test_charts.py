@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 
 from sqlalchemy import Engine, insert, text
 
+from inbox import Inbox
 from inbox.schema import tables
 from inbox_outbox_base.databases.taking_statements import clock
 from tests.support.browsing import Visit
@@ -53,6 +54,10 @@ def test_what_is_drawn(sqlite: Database) -> None:
     assert "pending max ~6,400 oldest not counted" in seen
     assert re.search(r"\d\d:\d\d 30 90 0 1 – – (\d\d-\d\d )?\d\d:\d\d 120 – 0 0 – –", seen)  # noqa: RUF001 - a dash
     assert "style=" not in page
+    count(engine, (8, "mismatch", "billing", 3))
+    with engine.begin() as connection:
+        Inbox("billing").accept(connection, "a")
+    assert "too old none mismatches max 3" in Visit(engine).see("/consumer", name="billing")
     mail = ann.get("/topic?name=mail&span=24h").text
     assert "Failures in 10 min" in mail
     assert 'href="?name=mail&amp;span=7d"' in mail

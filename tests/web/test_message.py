@@ -118,7 +118,9 @@ def test_decisions_about_one_message(engine: Engine) -> None:
     page = ann.get("/message?q=+b").text
     assert seen(ann.submit(page, "discard")).startswith("Discard 1 message?")
     done = ann.submit(page, "resolve", outcome="done", result="[1]")
-    assert "1 message was resolved." in seen(ann.get(done.headers["location"]))
+    resolved = seen(ann.get(done.headers["location"]))
+    assert "1 message was resolved." in resolved
+    assert "inbox-outbox redrive DEAD_LETTERS --broker URL --retried payments --url URL" in resolved
     (record,) = inbox.list_messages(SqlStore(engine))
     assert record.status == "failed"
     assert '"result":[1]' in (record.steps or "")
