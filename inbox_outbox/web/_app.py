@@ -126,7 +126,7 @@ def _list_of(sites: Sequence[Site]) -> Callable[[Request], Any]:
     async def endpoint(request: Request) -> Response:
         seen = await asyncio.gather(*(each.pulse.latest() for each in sites))
         said = [(each.name, glance, problems_in(glance)) for each, glance in zip(sites, seen, strict=True)]
-        frame = {"title": "Databases", "section": "", "site": None, "database": None, "menu": ()}
+        frame = {"title": "Databases", "section": "", "site": None, "database": None, "menu": (), "late": ()}
         asker = {"visitor": request.scope[VISITOR], "base": base_of(request)}
         return HTMLResponse(draw("databases.html", said=said, is_live=False, mark="", **frame, **asker))
 

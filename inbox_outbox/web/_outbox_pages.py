@@ -5,6 +5,7 @@ from urllib.parse import urlencode
 import inbox
 import outbox
 from inbox_outbox._exit import LATE, NO_RELAY, NOT_TAKEN, OVERDUE, STOPPED
+from inbox_outbox._operating.looking import not_in_time
 from inbox_outbox._operating.problems import Problem
 from outbox import MessageState, PausedTopic, StoredMessage, TopicOverview
 
@@ -28,7 +29,7 @@ def overview(asked: Asked) -> Page:
         "problems": said,
         "inbox": found.inbox,
         "outbox": found.outbox,
-        "unseen": found.unseen,
+        "unseen": [each for each in found.unseen if each not in map(not_in_time, found.late)],
         "first": _FIRST,
         "charts": charts(asked),
     }

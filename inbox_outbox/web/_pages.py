@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from inbox import SqlStore
-from inbox_outbox._operating.looking import Halves
+from inbox_outbox._operating.looking import Half, Halves, not_in_time
 from inbox_outbox_base.errors import secrets
 from inbox_outbox_base.errors.codes import is_limited
 
@@ -37,6 +37,8 @@ _MENU = (
     ("relays", "Relays"),
     ("decisions", "Decisions"),
 )
+_HALVES = {"topics": Half.OUTBOX, "relays": Half.OUTBOX, "consumers": Half.INBOX}
+"""What the pages of an entry are about, if not about both."""
 _DID = {
     "retry": "retried",
     "deliver": "retried, and published again",
@@ -147,6 +149,9 @@ def _answered(asked: Asked, answer: Callable[[Asked], Page]) -> Response:
         found = answer(asked)
     except EXPECTED as error:
         found = _error("It could not be read", _why_not(error))
+    late = asked.halves.late
+    if late and (found.status == 404 or _HALVES.get(found.section) in late):
+        found = _error("It was not read in time", "; ".join(map(not_in_time, late)))
     return drawn(asked, found)
 
 
@@ -166,6 +171,7 @@ def drawn(asked: Asked, found: Page) -> Response:
         visitor=asked.visitor,
         mark=asked.glance.mark,
         database=databases[0] if databases else None,
+        late=[not_in_time(each) for each in halves.late],
     )
     return HTMLResponse(html.encode(errors="replace"), found.status)  # a key may have lone surrogates
 

@@ -11,7 +11,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 
 from inbox.errors import InboxError
-from inbox_outbox._operating.looking import Halves, look
+from inbox_outbox._operating.looking import Half, Halves, look, not_in_time
 from inbox_outbox._operating.problems import HealthLimits, Problem, problems
 from inbox_outbox_base.errors import secrets
 
@@ -37,7 +37,7 @@ class Glance:
     def mark(self) -> str:
         """Another text if a page would look different."""
         inbox, outbox = self.halves.inbox, self.halves.outbox
-        parts: list[object] = [self.error, int(self.at // _AGES)]
+        parts: list[object] = [self.error, self.halves.late, int(self.at // _AGES)]
         if outbox is not None:
             counts = (
                 outbox.pending,
@@ -72,20 +72,26 @@ class Pulse:
         self._last: Glance | None = None
         self._asking: asyncio.Task[Glance] | None = None
         self._since = 0.0
+        self._looking = Halves()
+        """What has been read so far."""
 
     async def latest(self) -> Glance:
         """What was seen within the last seconds. A database that does not answer is asked once, not again and
-        again, and the answer is an error meanwhile."""
+        again, and the answer is an error meanwhile; or the inbox, if only the outbox is late."""
         now = time.monotonic()
         if self._last is not None and now - self._last.at < EVERY:
             return self._last
         asking = self._asking
         if asking is None or asking.done() or asking.get_loop() is not asyncio.get_running_loop():
-            asking = self._asking = asyncio.create_task(self._ask())
+            self._looking = Halves()
+            asking = self._asking = asyncio.create_task(self._ask(self._looking))
             self._since = now
         await asyncio.wait({asking}, timeout=max(0.0, self._since + _PATIENCE - now))
         if asking.done():
             return asking.result()
+        if (inbox := self._looking.inbox) is not None:
+            late = Half.OUTBOX
+            return Glance(Halves(inbox=inbox, unseen=(not_in_time(late),), late=(late,)))
         waited = time.monotonic() - self._since
         return Glance(error=f"the database has not answered for {waited:.0f} s")
 
@@ -102,15 +108,15 @@ class Pulse:
             said = mark
             await asyncio.sleep(EVERY)
 
-    async def _ask(self) -> Glance:
-        glance = await run_in_threadpool(self._look)
+    async def _ask(self, into: Halves) -> Glance:
+        glance = await run_in_threadpool(self._look, into)
         if asyncio.current_task() is self._asking:  # else what it saw was changed by a decision
             self._last = glance
         return glance
 
-    def _look(self) -> Glance:
+    def _look(self, into: Halves) -> Glance:
         try:
-            halves = look(self._engine, self._schema)
+            halves = look(self._engine, self._schema, into=into)
         except Exception as error:  # noqa: BLE001 - whatever it is, such as a wrong option of a driver
             return Glance(error=secrets.reason(error))
         return Glance(halves)

@@ -152,10 +152,41 @@ def test_a_database_that_hangs(engine: Engine, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(_pulse, "_PATIENCE", 0.2)
     ann = Visit(engine)
     with engine.begin() as connection:
-        connection.execute(text("LOCK outbox_bucket"))
+        connection.execute(text("LOCK inbox_consumer"))
         found = ann.get("/")
     assert found.status_code == 503
     assert "the database has not answered for 0 s" in seen(found)
+
+
+def test_one_half_is_late(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every page says so, and shows the rest; a page about it says just that. So it is while the server has
+    not ended the statement."""
+    monkeypatch.setattr(_sites, "SECONDS", 0.5)
+    with engine.begin() as connection:
+        Inbox("billing").accept(connection, "a")
+    ann = Visit(engine)
+    late = "The outbox was not read in time, and is left out."
+    with engine.begin() as connection:
+        connection.execute(text("LOCK outbox_bucket"))
+        overview = ann.get("/")
+        assert overview.status_code == 200
+        assert f"{late} Overview Nothing needs you in what was read." in seen(overview)
+        assert "billing" in seen(overview)
+        assert late in ann.see("/message", q="a")
+        for page in ("/topics", "/topic?name=mail", "/relays"):
+            found = ann.get(page)
+            assert found.status_code == 503
+            assert "It was not read in time" in seen(found)
+    with engine.begin() as connection:
+        connection.execute(text("LOCK inbox_consumer"))
+        ann = Visit(engine)
+        assert "The inbox was not read in time" in ann.see("/")
+        assert ann.get("/consumers").status_code == 503
+    monkeypatch.setattr(_sites, "SECONDS", 4.0)
+    monkeypatch.setattr(_pulse, "_PATIENCE", 2.0)
+    with engine.begin() as connection:
+        connection.execute(text("LOCK outbox_bucket"))
+        assert f"{late} Overview" in Visit(engine).see("/")
 
 
 def test_the_database_is_away(postgres: Database) -> None:
