@@ -37,6 +37,8 @@ class Reasons:
         self._marks = relaying(connection.dialect.name, tables).marks(connection)
         self._firsts: dict[str, Row[Any] | None] = {}
         """By key, its first message whose topic is not paused."""
+        self._locks: dict[tuple[object, ...], tuple[str | None, str | None]] = {}
+        """By table and key, who has locked the row, and what cannot be seen."""
 
     def of(self, message: StoredMessage, row: Row[Any]) -> tuple[str, str | None]:
         """Why a message is not sent now, and the id of the one that it is behind, if that is why."""
@@ -88,7 +90,6 @@ class Reasons:
         locked."""
         epoch = self._owners[bucket]
         relay = self._relays.get(epoch)
-        looker = looking(self._connection.dialect.name)
         rows: list[tuple[str, Table, Mapping[str, int]]] = []
         if sequence is not None:
             rows.append(("its row is", self._tables.message, {"bucket": bucket, "sequence": sequence}))
@@ -96,12 +97,20 @@ class Reasons:
         if relay is not None:
             rows.append((f"the row of relay {relay.name} is", self._tables.relay, {"epoch": epoch}))
         for what, table, key in rows:
-            holder, unseen = looker.locked_by(self._connection, table, key)
+            holder, unseen = self._lock_of(table, key)
             if unseen is not None:
                 return f"{why} (not seen: {unseen})"
             if holder is not None:
                 return f"{what} locked by {holder}; {why}"
         return why
+
+    def _lock_of(self, table: Table, key: Mapping[str, int]) -> tuple[str | None, str | None]:
+        """Who has locked a row: many messages wait for the same ones."""
+        place = table.name, *key.values()
+        if place not in self._locks:
+            looker = looking(self._connection.dialect.name)
+            self._locks[place] = looker.locked_by(self._connection, table, key)
+        return self._locks[place]
 
     def _turn(self, state: str, retry_at: datetime | None, bucket: int, sequence: int) -> str:
         """Nothing is before it but its time, or other keys."""
