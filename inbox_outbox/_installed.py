@@ -61,9 +61,7 @@ def changed_files() -> Iterator[Complaint]:
     changed = [str(file) for file in files if _is_changed(file)]
     for name in changed[:_MOST]:
         others = ", ".join(sorted(each.name for each in distributions() if _has(each, name)))
-        whose = (
-            f"{others} has written one of this name: uninstall it, then" if others else "it has changed:"
-        )
+        whose = f"{others} has written one of this name: uninstall it, then" if others else "it has changed:"
         yield Complaint(name, f"{whose} install {NAME} again, with pip's --force-reinstall")
     if len(changed) > _MOST:
         yield Complaint(f"{len(changed) - _MOST} more files", "they have changed, too")

@@ -118,7 +118,9 @@ def web(
 
 
 def password(
-    name: Annotated[str, typer.Argument(help="The user's name, as it is stored with decisions.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="The user's name, as it is stored with decisions.")
+    ],
     allow: Annotated[
         list[str] | None,
         typer.Option(
