@@ -82,6 +82,14 @@ def _of_relays(found: OutboxOverview, limits: HealthLimits) -> Iterator[Problem]
                 ago = duration(timedelta(seconds=-each.lease_left))
                 text = f"relay {each.name!r} is lost: its lease ended {ago} ago"
                 yield Problem(NO_RELAY, f"{text}, and nobody has taken over its {each.buckets} buckets")
+            elif each.lease_left >= 0 and each.silent_for and each.buckets:
+                ago = duration(timedelta(seconds=each.silent_for))
+                left = duration(timedelta(seconds=each.lease_left))
+                text = (
+                    f"relay {each.name!r} has given no sign of life for {ago}: it has died, or waits for the"
+                )
+                rest = f"database; its {each.buckets} buckets wait until its lease ends, in {left}"
+                yield Problem(NO_RELAY, f"{text} {rest}")
         return
     if since is not None and now - since > limits.no_relay:
         waiting = "; messages wait to be sent" if has_work else ""

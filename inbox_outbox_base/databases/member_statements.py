@@ -96,7 +96,7 @@ def take_in_delayed(tables: OutboxTables) -> Update:
 def join(tables: OutboxTables) -> Insert:
     """Insert a new relay."""
     c = tables.relay.c
-    names = ("epoch", "name", "generation", "keeps_sent")
+    names = ("epoch", "name", "generation", "keeps_sent", "lease_ms")
     given = {name: bindparam(name, type_=c[name].type) for name in names}
     return insert(tables.relay).values(given | {"lease_until": in_seconds("lease")})
 

@@ -254,7 +254,8 @@ def _relay(metadata: MetaData) -> Table:
     """Running relays. A relay draws its epoch when it joins, and all its writes repeat it. The generation is
     the newest one announced to the relay; 0 is a relay of a version that knows no generations. `keeps_sent`
     is true if the relay keeps records of what it sends, else NULL. `crowded_by` is the topic of most messages
-    that the relay remembers, if there are very many. `lanes` is JSON: the topics that the broker rejects."""
+    that the relay remembers, if there are very many. `lanes` is JSON: the topics that the broker rejects.
+    `lease_ms` is the length of the lease."""
     return Table(
         "outbox_relay",
         metadata,
@@ -267,6 +268,7 @@ def _relay(metadata: MetaData) -> Table:
         Column("keeps_sent", Boolean),
         Column("crowded_by", Bytewise(LONGEST_TOPIC)),
         Column("lanes", long_text()),
+        Column("lease_ms", Integer),
         PrimaryKeyConstraint("epoch", name="outbox_relay_pkey"),
         **options(),
     )

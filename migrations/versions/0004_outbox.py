@@ -162,6 +162,7 @@ def upgrade() -> None:
         sa.Column("keeps_sent", sa.Boolean),
         sa.Column("crowded_by", plain_text(249)),
         sa.Column("lanes", long_text()),
+        sa.Column("lease_ms", sa.Integer),
         sa.PrimaryKeyConstraint("epoch", name="outbox_relay_pkey"),
         **given,
     )

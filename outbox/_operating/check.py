@@ -145,6 +145,7 @@ class _OutboxProbes:
         epoch = secrets.randbits(62)
         with self.trials.rolled_back() as connection:
             given = {"epoch": epoch, "name": _TOPIC, "lease": 60.0, "generation": 1, "keeps_sent": None}
+            given["lease_ms"] = 60_000
             connection.execute(member_statements.join(self.tables), given)
             if not self.database.renew(connection, epoch, 1, 60.0):
                 return "a relay cannot renew its lease"

@@ -199,8 +199,8 @@ def relays(tables: OutboxTables) -> Select[Any]:
     """The relays with their buckets and the database's clock, in the order in which they joined."""
     c, bucket = tables.relay.c, tables.bucket.c
     owned = select(func.count()).where(bucket.epoch == c.epoch).scalar_subquery().label("buckets")
-    columns = (c.epoch, c.name, c.lease_until, c.sending, c.joined_at, c.generation, c.crowded_by, c.lanes)
-    return select(*columns, owned, utcnow().label("now")).order_by(c.epoch)
+    its = (c.epoch, c.name, c.lease_until, c.lease_ms, c.sending, c.joined_at, c.generation)
+    return select(*its, c.crowded_by, c.lanes, owned, utcnow().label("now")).order_by(c.epoch)
 
 
 @cache

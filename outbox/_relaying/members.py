@@ -40,7 +40,7 @@ class Members:
         """Join the group; return the epoch."""
         epoch = draw_number()
         given: dict[str, Any] = {"epoch": epoch, "name": name, "lease": lease, "generation": generation}
-        given["keeps_sent"] = keeps_sent or None
+        given |= {"keeps_sent": keeps_sent or None, "lease_ms": round(lease * 1_000)}
         connection.execute(member_statements.join(self._tables), given)
         return epoch
 

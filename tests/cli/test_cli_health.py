@@ -94,10 +94,21 @@ def test_a_broker_that_is_away(engine: Engine, run: Run) -> None:
         connection.execute(update(TABLES.relay).values(lanes=None))
         connection.execute(insert(TABLES.relay), lost)
         connection.execute(update(TABLES.bucket).values(epoch=2))
+    waiting = "the oldest message has waited for 3 h; messages of 2 topics wait for too long (mail, sms)"
     assert run("health").stdout.splitlines()[1:] == [
         "relay 'r2' is lost: its lease ended 4 min ago, and nobody has taken over its 64 buckets",
-        "the oldest message has waited for 3 h; messages of 2 topics wait for too long (mail, sms)",
+        waiting,
     ]
+    silent = {"lease_ms": 240_000, "lease_until": now + timedelta(seconds=100)}
+    with engine.begin() as connection:
+        connection.execute(update(TABLES.relay).where(TABLES.relay.c.epoch == 2).values(silent))
+    said, *others = run("health").stdout.splitlines()[1:]
+    assert others == [waiting]
+    silence = "relay 'r2' has given no sign of life for 2 min: it has died, or waits for the database; "
+    assert said.startswith(f"{silence}its 64 buckets wait until its lease ends, in ")
+    with engine.begin() as connection:
+        connection.execute(update(TABLES.relay).values(lease_until=now + timedelta(seconds=200)))
+    assert run("health").stdout.splitlines()[1:] == [waiting]
 
 
 def test_messages_that_wait_for_somebody(engine: Engine, run: Run) -> None:

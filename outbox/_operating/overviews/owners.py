@@ -14,6 +14,8 @@ from outbox._publishing.buckets import gaps, generations
 from outbox.schema import OutboxTables
 
 _NO_LIMIT = 2**31 - 1
+_UNHURRIED = 3.0
+"""Seconds that a renewal may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,15 @@ class RelayStatus:
     """Whether its memory is full: it reads on once some messages have left."""
     rejected: tuple[RejectedTopic, ...]
     """Topics that the broker rejects, those that it has rejected for longest first; up to 50."""
+    lease: float | None
+    """How many seconds its lease lasts; None if that is not known."""
+
+    @property
+    def silent_for(self) -> float | None:
+        """For how many seconds it has given no sign of life, if that is longer than a relay that runs takes:
+        it renews its lease before half of it is over. Then it has died, or waits for the database."""
+        silent = None if self.lease is None else self.lease - self.lease_left
+        return silent if self.lease and silent and silent > self.lease / 2 + _UNHURRIED else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,4 +142,5 @@ def _relay(row: Row[Any]) -> RelayStatus:
             RejectedTopic(**each | {name: datetime.fromisoformat(each[name]) for name in times})
             for each in lanes.get("topics", ())
         ),
+        lease=None if row.lease_ms is None else row.lease_ms / 1_000,
     )
