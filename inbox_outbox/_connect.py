@@ -22,7 +22,7 @@ Url = Annotated[
         show_envvar=True,
         metavar="URL",
         help="The database, like postgresql://user@host/db; behind a pooler in transaction mode"
-        " add ?prepare_threshold=none.",
+        " add ?prepare_threshold=none. Whichever driver it names, psycopg, PyMySQL or sqlite3 is used.",
     ),
 ]
 StoreUrl = Annotated[
@@ -47,7 +47,7 @@ def engine_at(url: str, schema: str | None, option: str = "url", *, looks: bool 
     """An engine for the duration of a command.
 
     Args:
-        url: the database.
+        url: the database; if it names another driver that we know, ours is used.
         schema: the PostgreSQL schema of the tables.
         option: the option that gave the URL, for errors.
         looks: whether to connect immediately.
@@ -59,9 +59,10 @@ def engine_at(url: str, schema: str | None, option: str = "url", *, looks: bool 
         InboxError, sqlalchemy.exc.SQLAlchemyError: the database does not answer, or rejects the login; the
             message names the place.
     """
-    address = database_url(url, option)
-    secrets.remember(address)
-    _check(address, schema)
+    given = database_url(url, option)
+    secrets.remember(given)
+    _check(given, schema)
+    address = _ours(given, option)
     engine = _engine(address, option)
     try:
         if looks:
@@ -77,6 +78,12 @@ def _check(address: URL, schema: str | None) -> None:
         check(address.get_backend_name(), schema)
     except UnsupportedDatabase as error:
         raise UnsupportedDatabase(f"{error}; write a URL like postgresql://user@host/database") from None
+
+
+def _ours(given: URL, option: str) -> URL:
+    """The address for our own driver: a program's may be asynchronous."""
+    with _options_checked(option):
+        return connecting(given.get_backend_name()).ours(given)
 
 
 def _look(engine: Engine) -> None:

@@ -61,6 +61,14 @@ class Codes(ABC):
         """Whether a bounded wait for a lock ran out, or first met the server's limit."""
         return code in self.lock_timeouts or code in self.limits
 
+    def is_about_row(self, code: Code) -> bool:
+        """Whether the content of a row is refused, if the class of the error does not tell."""
+        return code in self.refuses_row
+
+    def is_operational(self, code: Code) -> bool:
+        """Whether the error is not necessarily under the programmer's control, if its class does not tell."""
+        return False
+
     def misses_table(self, code: Code, is_there: Callable[[], bool]) -> bool:
         """Whether a table or its schema does not exist; `is_there` looks if the code does not tell."""
         return code in self.table_missing
@@ -155,6 +163,9 @@ class Connecting:
     """The extra that installs the driver; None if Python brings it."""
     port: int | None = None
     """The server's usual port; None if the database is a file."""
+    others: ClassVar[Mapping[str, Mapping[str, str] | None]] = {}
+    """By SQLAlchemy's name of another driver: its options in URLs, each with our driver's name for it; None
+    if they are the same."""
     idle_properties: frozenset[str] = frozenset()
     """Properties, in lower case, that tune the database's JDBC driver and have no effect here."""
 
@@ -165,6 +176,26 @@ class Connecting:
             ValueError: the URL's query has a wrong value.
         """
         return url, {}
+
+    def ours(self, url: URL) -> URL:
+        """The URL for our driver, where it names another one that we know.
+
+        Raises:
+            ValueError: the URL's query has an option that our driver does not have.
+        """
+        name, backend = url.get_driver_name(), url.get_backend_name()
+        if name not in self.others:
+            return url
+        known = self.others[name]
+        query = dict(url.query)
+        if known is not None:
+            if strange := [each for each in query if each not in known]:
+                raise ValueError(
+                    f"{url.drivername}: {strange[0]}= has no counterpart in {self.driver}: write "
+                    f"{backend}:// with its options"
+                )
+            query = {known[each]: value for each, value in query.items()}
+        return url.set(drivername=f"{backend}+{self.driver}", query=query)
 
     def place(self, url: URL, connection: Any) -> tuple[str | None, int | None, str | None]:
         """The host, the port and the database's name of a driver's connection."""

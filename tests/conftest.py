@@ -92,8 +92,8 @@ _shared: dict[str, Database] = {}
 _templates: dict[str, Database] = {}
 """By server: a database with the tables, to be copied; made when a test first needs it."""
 
-_FURTHER = re.compile(r"(?<![^-])(mariadb|mysql|sqlite)(?=[-\]])")
-"""Another database than PostgreSQL, among the parameters of a test."""
+_FURTHER = re.compile(rf"(?<![^-])(mariadb|mysql|sqlite|{'|'.join(servers.DRIVERS)})(?=[-\]])")
+"""Another database than PostgreSQL, or another driver, among the parameters of a test."""
 
 OTHERS = {"redis": servers.find_redis, "pgbouncer": servers.find_pooler}
 
@@ -343,7 +343,10 @@ def _sql_place(name: str) -> Place:
         server = _server(name)
         _shared[name] = Database(server, server.new_database())
         make_tables(_shared[name].url)
-    return Place(name, _shared[name].url.render_as_string(hide_password=False))
+    url, async_url = (
+        each.render_as_string(hide_password=False) for each in (_shared[name].url, _shared[name].async_url)
+    )
+    return Place(_shared[name].name, url, async_url=async_url)
 
 
 def _database(server: Server, url: URL) -> Iterator[Database]:
@@ -357,4 +360,4 @@ def _with_tables(server: Server) -> URL:
         template = Database(server, server.new_database())
         make_tables(template.url)
         _templates[server.name] = template
-    return server.copy_database(_templates[server.name].url)
+    return server.copy_database(_templates[server.name].given)

@@ -25,6 +25,7 @@ from inbox_outbox_base.checks.keys import Key
 from inbox_outbox_base.errors.blame import AFTER_BODY, OWN
 from inbox_outbox_base.errors.inbox import InvalidOption, NotAwaited
 from inbox_outbox_base.transactions import failed_commit, unwritten
+from inbox_outbox_base.transactions.connect import reaching
 from inbox_outbox_base.transactions.durability import looking_at
 from inbox_outbox_base.transactions.owed import Owed
 from inbox_outbox_base.transactions.savepoints import innermost
@@ -142,7 +143,7 @@ class AsyncInbox(Consumer, Listens[AsyncListener]):
             async with AsyncExitStack() as stack:
                 handle: AsyncConnection | AsyncSession
                 opened = open_source(source, async_kinds())
-                with OWN:
+                with OWN, reaching():
                     handle = await stack.enter_async_context(opened)
                 try:
                     await handle.run_sync(transaction.begin)

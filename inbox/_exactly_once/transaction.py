@@ -27,7 +27,7 @@ from inbox_outbox_base.errors.blame import AFTER_BODY, COMMIT, OWN
 from inbox_outbox_base.errors.groups import find
 from inbox_outbox_base.errors.inbox import CommitLost, TransactionAborted, TransactionEnded
 from inbox_outbox_base.monitoring.events import OF_VERDICT, Event, EventKind, Hooks, digests_of
-from inbox_outbox_base.transactions import ending, failed_commit, forked
+from inbox_outbox_base.transactions import connect, ending, failed_commit, forked
 from inbox_outbox_base.transactions.connect import begin, drop_read_only, on_connection
 from inbox_outbox_base.transactions.joining import lost, lost_before, roll_back
 from inbox_outbox_base.transactions.session import (
@@ -117,8 +117,11 @@ class Transaction:
                 raise
         except Exception as error:
             # Whatever fails before the body runs is not the handler's failure.
-            own.mark(error)
-            raise
+            failure = connect.unreachable(error)
+            own.mark(failure)
+            if failure is error:
+                raise
+            raise failure from error
         if self.verdict is Verdict.NEW:
             after = self._state.reported()
             if after != before:  # equal if there is no mark, or a pooler hides it, or it is an outer one's

@@ -14,6 +14,7 @@ from sqlalchemy.util import await_only
 
 from inbox_outbox_base.calls.async_calls import awaited, run
 from inbox_outbox_base.errors.blame import OWN
+from inbox_outbox_base.transactions.connect import reaching
 from inbox_outbox_base.transactions.sources import async_kinds, open_source
 
 from .claim_base import ClaimBase, Undo
@@ -110,7 +111,7 @@ def _begun(handle: AsyncConnection | AsyncSession) -> Connection | Session:
 
     if isinstance(handle, AsyncSession):
         return handle.sync_session
-    with OWN:
+    with OWN, reaching():
         await_only(handle.start())
     assert handle.sync_connection is not None  # noqa: S101 - it has just been started
     return handle.sync_connection

@@ -25,7 +25,7 @@ from inbox_outbox_base.errors.inbox import (
     UnusableConnection,
 )
 from inbox_outbox_base.transactions import ending, failed_commit, forked
-from inbox_outbox_base.transactions.connect import begin, root
+from inbox_outbox_base.transactions.connect import begin, reaching, root
 from inbox_outbox_base.transactions.joining import database_to_join, lost, lost_before, roll_back
 from inbox_outbox_base.transactions.session import bind_of, connection_of, is_aborted
 from inbox_outbox_base.transactions.sources import SYNC, Source, check_source, open_source
@@ -64,7 +64,7 @@ class StepTransaction:
             InvalidOption: it is not in the store's database.
         """
         self._handle = handle
-        with OWN:
+        with OWN, reaching():
             self._transaction = begin(handle)
             self._connection = self._connected(handle)
             try:

@@ -11,7 +11,7 @@ end.
 from traceback import walk_tb
 from types import TracebackType
 
-from sqlalchemy.exc import InternalError, InvalidRequestError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import InvalidRequestError, SQLAlchemyError
 
 from . import codes, groups
 from .inbox import InboxError, LeaseLost, PolicyConflict, TablesMissing, TransactionEnded, UnsafeDatabase
@@ -52,13 +52,10 @@ class _AfterBody(Own):
 
 
 class _Commit(_AfterBody):
-    """Around COMMIT. It also checks constraints that the body deferred: a violation is the body's error.
-
-    PEP 249 defines OperationalError for errors that are not necessarily under the programmer's control.
-    """
+    """Around COMMIT. It also checks constraints that the body deferred: a violation is the body's error."""
 
     def mark(self, error: BaseException) -> None:
-        if isinstance(error, OperationalError | InternalError):
+        if codes.is_operational(error):
             super().mark(error)
 
 

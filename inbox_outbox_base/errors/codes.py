@@ -119,7 +119,16 @@ def is_denied(error: DBAPIError) -> bool:
 def refuses_row(error: DBAPIError) -> bool:
     """Whether it is the content of a row that the server refuses."""
     is_usual = isinstance(error, IntegrityError | DataError)
-    return is_usual or _means(error, lambda database, code: code in database.refuses_row)
+    return is_usual or _means(error, lambda database, code: database.is_about_row(code))
+
+
+def is_operational(error: BaseException) -> bool:
+    """Whether the error is not necessarily under the programmer's control, as PEP 249 defines it."""
+    if isinstance(error, OperationalError | InternalError):
+        return True
+    # asyncpg has no class for them.
+    is_unclassified = type(error) is DBAPIError
+    return is_unclassified and _means(error, lambda database, code: database.is_operational(code))
 
 
 def is_refusal(error: DBAPIError) -> bool:
@@ -133,7 +142,7 @@ def described(cause: object) -> str:
         if database.code(cause) is not None:
             return database.described(cause)
     # Without a code it is the driver's own, about the connection or about a value.
-    is_of_connection = type(cause).__name__ in ("OperationalError", "InterfaceError")
+    is_of_connection = type(cause).__name__ in ("OperationalError", "InterfaceError", "ConnectionError")
     return f"{type(cause).__name__}: {cause}" if is_of_connection else type(cause).__name__
 
 

@@ -1,12 +1,13 @@
 """Engines with options of their own, and their connections."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine, RootTransaction
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.orm import Session, SessionTransaction
 
 from inbox_outbox_base.calls.async_calls import uninterrupted
@@ -20,6 +21,23 @@ from . import interrupted, settings
 T = TypeVar("T")
 
 
+def unreachable(error: Exception) -> Exception:
+    """The error of a database that cannot be reached, or does not answer in time, as of any driver: asyncpg
+    raises the system's own, which say nothing about a database."""
+    if not isinstance(error, OSError):
+        return error
+    return OperationalError(None, None, ConnectionError(str(error) or type(error).__name__))
+
+
+@contextmanager
+def reaching() -> Iterator[None]:
+    """Around our own statements: raise such an error as SQLAlchemy's OperationalError."""
+    try:
+        yield
+    except OSError as error:
+        raise unreachable(error) from error
+
+
 def connected(engine: Engine, error: type[Exception] = UnusableConnection) -> Connection:
     """A connection; errors while its isolation level is set are raised as SQLAlchemy's, not the driver's.
 
@@ -31,7 +49,8 @@ def connected(engine: Engine, error: type[Exception] = UnusableConnection) -> Co
     interrupted.watch(engine.dialect)
     drivers = engine.dialect.loaded_dbapi.Error
     try:
-        connection = _opened(engine, error)
+        with reaching():
+            connection = _opened(engine, error)
     except drivers as broken:
         raise DBAPIError.instance(None, None, broken, drivers, dialect=engine.dialect) from broken
     try:
@@ -125,7 +144,8 @@ def on_connection(
     def do() -> T:
         connection = kept.pop() if kept else connected(engine, error)
         try:
-            result = work(connection)
+            with reaching():
+                result = work(connection)
             if kept is not None and keeps():
                 kept.append(connection)
             return result

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from inbox_outbox_base.errors.blame import OWN
 from inbox_outbox_base.errors.inbox import InvalidOption, UnusableConnection
 
-from .connect import connected, root
+from .connect import connected, reaching, root
 
 _Known = Engine | sessionmaker[Session] | scoped_session[Session]
 Source = _Known | Callable[[], _Known]
@@ -69,7 +69,7 @@ def open_source(source: Any, kinds: Kinds) -> Any:
         returned = source()  # an error of the application's function is not ours
         with OWN:
             source = _returned(returned, kinds)
-    with OWN:
+    with OWN, reaching():
         if isinstance(source, kinds.engine):
             # An engine with options of its own sends statements when it connects.
             has_options = isinstance(source, Engine) and root(source) is not source

@@ -105,7 +105,7 @@ def test_an_unknown_dialect(scheme: str, extra: list[str]) -> None:
             "postgresql+pg8000",
             "write postgresql:// and install inbox-outbox[binary] (No module named 'pg8000')",
         ),
-        ("mysql+mysqldb", "write mysql:// and install inbox-outbox[mysql] (No module named 'MySQLdb')"),
+        ("mysql+pyodbc", "write mysql:// and install inbox-outbox[mysql] (No module named 'pyodbc')"),
         ("sqlite+pysqlcipher", "write sqlite:// (No module named 'pysqlcipher3')"),
     ],
 )
@@ -134,10 +134,13 @@ def test_our_driver_is_missing(monkeypatch: pytest.MonkeyPatch, scheme: str, hid
     ("url", "said"),
     [
         ("postgresql+nonsense://host", "there is no postgresql+nonsense; write postgresql:// and install"),
-        ("sqlite+aiosqlite://", "sqlite+aiosqlite is asynchronous; write sqlite://"),
         (
-            "mysql+asyncmy://host",
-            "mysql+asyncmy is asynchronous; write mysql:// and install inbox-outbox[mysql]",
+            "postgresql+asyncpg://host?ssl=require&command_timeout=5",
+            "postgresql+asyncpg: command_timeout= has no counterpart in psycopg: write postgresql:// with",
+        ),
+        (
+            "mysql+asyncmy://host?connect_timeout=5",
+            "mysql+asyncmy: connect_timeout= has no counterpart in pymysql: write mysql:// with its options",
         ),
         ("postgresql+psycopg_async://host", "postgresql+psycopg_async is asynchronous; write postgresql://"),
     ],
@@ -145,6 +148,29 @@ def test_our_driver_is_missing(monkeypatch: pytest.MonkeyPatch, scheme: str, hid
 def test_a_driver_that_cannot_be_used(url: str, said: str) -> None:
     """The error says what to type instead; the exit code is 2."""
     assert misused("inbox", "status", url=url).startswith(f"url: {said}")
+
+
+@pytest.mark.parametrize(
+    ("server", "driver", "options"),
+    [
+        ("postgresql", "asyncpg", {"ssl": "prefer", "prepared_statement_cache_size": "0"}),
+        ("postgresql", "psycopg2", {"sslmode": "prefer", "application_name": "shop"}),
+        ("mariadb", "asyncmy", {"charset": "utf8mb4"}),
+        ("mariadb", "mysqldb", {}),
+        ("sqlite", "aiosqlite", {}),
+    ],
+    indirect=["server"],
+)
+def test_the_address_of_a_program_with_another_driver(
+    migrated: Database, driver: str, options: dict[str, str]
+) -> None:
+    """A command takes the same address, and uses our driver, whether or not the other one is there."""
+    url = migrated.url.set(drivername=f"{migrated.url.get_backend_name()}+{driver}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, driver, None)
+        address = url.update_query_dict(options).render_as_string(hide_password=False)
+        done = in_this_process("outbox", "status", "--json", url=address)
+    assert done.returncode == 0, error(done)
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
+from uuid import uuid4
 
 import pyarrow as pa
 import pytest
-from sqlalchemy import URL, Connection, event, insert, inspect, text
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import URL, Connection, NullPool, event, insert, inspect, text
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 import inbox
 import outbox
@@ -47,8 +48,9 @@ def settings(pooled: Database) -> set[str]:
     """The names of settings that were changed in the pooler's sessions."""
     engine = pooled.engine()
     connections = [engine.connect() for _ in range(4)]
-    # PgBouncer itself hands on the client's application_name.
-    changed = text("SELECT name FROM pg_settings WHERE source = 'session' AND name <> 'application_name'")
+    # PgBouncer itself hands on what the client has connected with.
+    given = "('application_name', 'client_encoding')"
+    changed = text(f"SELECT name FROM pg_settings WHERE source = 'session' AND name NOT IN {given}")
     found = {name for connection in connections for name in connection.scalars(changed)}
     for connection in connections:
         connection.close()
@@ -111,11 +113,25 @@ def test_a_bounded_wait(pooled: Database, postgres: Database) -> None:
         assert waiting.result() is DUPLICATE
 
 
-def test_asynchronous_code(pooled: Database) -> None:
+def through_asyncpg(pooled: Database) -> AsyncEngine:
+    """With the settings that docs/drivers.md has."""
+    return create_async_engine(
+        pooled.url.set(drivername="postgresql+asyncpg"),
+        poolclass=NullPool,
+        connect_args={
+            "statement_cache_size": 0,
+            "prepared_statement_cache_size": 0,
+            "prepared_statement_name_func": lambda: f"__asyncpg_{uuid4()}__",
+        },
+    )
+
+
+@pytest.mark.parametrize("open_engine", [Database.async_engine, through_asyncpg])
+def test_asynchronous_code(pooled: Database, open_engine: Callable[[Database], AsyncEngine]) -> None:
     """Asynchronous code has the same guarantees, and an asynchronous relay sends what is published there."""
 
     async def scenario() -> list[str]:
-        engine, publisher = pooled.async_engine(), AsyncRecorder()
+        engine, publisher = open_engine(pooled), AsyncRecorder()
         try:
             handler = AsyncInbox("billing").handler(engine, key=str)
 

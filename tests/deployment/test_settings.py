@@ -1,16 +1,20 @@
 """Settings of a session, and of a driver's connection, change nothing that we read; others are refused by
 name when the connection is first used."""
 
+import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, NoReturn
 
 import psycopg
+import psycopg2.extensions
 import pytest
 from psycopg.adapt import Dumper, Loader
 from psycopg.types.json import set_json_loads
 from psycopg.types.string import StrDumper, TextLoader
+from psycopg2.extensions import AsIs
+from psycopg2.extras import RealDictCursor
 from pymysql.constants import FIELD_TYPE
 from pymysql.converters import conversions
 from sqlalchemy import (
@@ -26,7 +30,7 @@ from sqlalchemy import (
     select,
     text,
 )
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.orm import sessionmaker
 
 from inbox import AsyncInbox, AsyncStatusInbox, Inbox, SqlStore, StatusInbox, Verdict, purge
@@ -159,7 +163,7 @@ def prepared(database: Database, prepare: Callable[[Any], object]) -> Engine:
     return engine
 
 
-@on("postgresql", "mariadb")
+@on("postgresql", "mariadb", "psycopg2")
 def test_settings_that_change_nothing(migrated: Database) -> None:
     """Time zones, SQL modes, character sets, isolation levels and ways to write values change nothing."""
     elsewhere = migrated.engine()
@@ -184,11 +188,11 @@ def fails(*_: Any, **__: Any) -> NoReturn:
     raise AssertionError
 
 
-@on("postgresql", "mariadb")
+@on("postgresql", "mariadb", "psycopg2")
 def test_json_functions_of_the_application(migrated: Database) -> None:
     """The application's own functions for JSON are not called for our values."""
     engine = migrated.engine(json_deserializer=fails, json_serializer=fails)
-    if migrated.name == "postgresql":
+    if engine.dialect.driver == "psycopg":
         event.listen(engine, "connect", lambda driver, _: set_json_loads(fails, driver))
     works(engine, WORDS, migrated.engine())
 
@@ -234,6 +238,22 @@ REFUSED: Mapping[str, Callable[[Any], object]] = {
 }
 
 
+def cast_all(oid: int) -> Callable[[Any], object]:
+    """What has psycopg2 read a type in upper case."""
+    kind = psycopg2.extensions.new_type((oid,), "UPPER", lambda value, _: value and value.upper())
+    return lambda driver: psycopg2.extensions.register_type(kind, driver)
+
+
+REFUSED_OF_PSYCOPG2: Mapping[str, Callable[[Any], object]] = {
+    "client_encoding='LATIN1'": lambda driver: driver.set_client_encoding("LATIN1"),
+    "DateStyle='SQL, DMY'": lambda driver: driver.cursor().execute("SET datestyle = 'SQL, DMY'"),
+    "cursor_factory=RealDictCursor": lambda driver: setattr(driver, "cursor_factory", RealDictCursor),
+    "cast of text=UPPER": cast_all(25),
+    "cast of int8=UPPER": cast_all(20),
+    "cast of bytea=UPPER": cast_all(17),
+}
+
+
 def is_refused(engine: Engine, setting: str) -> None:
     """Each part refuses the engine with this text, and nothing is written."""
     with pytest.raises(UnusableConnection, match=setting), INBOX.transaction(engine, "a"):
@@ -252,6 +272,48 @@ def test_what_is_refused_on_postgresql(postgres: Database) -> None:
         engine = prepared(postgres, prepare)
         is_refused(engine, setting)
         engine.dispose()
+
+
+@on("psycopg2")
+def test_what_is_refused_of_psycopg2(migrated: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same through another driver, whose adapters are those of the whole process."""
+    for setting, prepare in REFUSED_OF_PSYCOPG2.items():
+        engine = prepared(migrated, prepare)
+        is_refused(engine, setting)
+        engine.dispose()
+    adapters = psycopg2.extensions.adapters
+    quoted = {str: "upper", bool: "yes", bytes: "x", int: "0"}
+    for kind, written in quoted.items():
+        with monkeypatch.context() as patch:
+            patch.setitem(adapters, (kind, psycopg2.extensions.ISQLQuote), lambda _, to=written: AsIs(to))
+            is_refused(migrated.engine(), f"adapter of {kind.__name__}")
+
+
+@on("asyncpg")
+def test_what_is_refused_of_asyncpg(migrated: Database) -> None:
+    """The same for codecs, and for the encoding."""
+
+    async def refused(setting: str, prepare: Callable[[Any], Awaitable[object]]) -> None:
+        engine = create_async_engine(migrated.async_url)
+        event.listen(engine.sync_engine, "connect", lambda driver, _: driver.run_async(prepare))
+        with pytest.raises(UnusableConnection, match=setting):
+            async with AsyncInbox("billing").transaction(engine, "a"):
+                pass
+        await engine.dispose()
+
+    def coded(kind: str) -> Callable[[Any], Awaitable[object]]:
+        return lambda driver: driver.set_type_codec(
+            kind, schema="pg_catalog", encoder=str, decoder=str.upper, format="text"
+        )
+
+    async def work() -> None:
+        for kind in ("text", "int8", "bytea", "timestamptz"):
+            await refused(f"codec of {kind}", coded(kind))
+        await refused(
+            "client_encoding='LATIN1'", lambda driver: driver.execute("SET client_encoding = 'LATIN1'")
+        )
+
+    asyncio.run(work())
 
 
 def by_option(engine: Engine, level: str) -> Engine:

@@ -13,7 +13,7 @@ from inbox.errors import UnusableConnection
 from inbox.schema import tables
 from tests.support.cases import case
 from tests.support.database import Database
-from tests.support.on_servers import BOTH_MYSQL, on
+from tests.support.on_servers import BOTH_MYSQL, SYNC, on
 from tests.support.status_mode.stores import status_inbox
 
 pytestmark = pytest.mark.mysql
@@ -28,6 +28,7 @@ def backdate(connection: Connection, consumer: str, key: str, age: timedelta) ->
     connection.execute(insert(MESSAGE), row)
 
 
+@on(*SYNC)
 def test_a_message_is_new_once(migrated: Database) -> None:
     """The first delivery is NEW and all later ones are DUPLICATE, in the same transaction and in later
     ones."""
@@ -58,6 +59,7 @@ def test_only_a_new_message_is_true(sqlite: Database) -> None:
     assert not any(verdict for verdict in Verdict if verdict is not NEW)
 
 
+@on(*SYNC)
 def test_a_savepoint_takes_its_rows_with_it(migrated: Database) -> None:
     """Rolling back a savepoint forgets the messages accepted inside it; the transaction goes on."""
     inbox, engine = Inbox("billing"), migrated.engine()
@@ -70,6 +72,7 @@ def test_a_savepoint_takes_its_rows_with_it(migrated: Database) -> None:
         assert inbox.accept_many(connection, ["kept", "dropped"]) == [DUPLICATE, NEW]
 
 
+@on(*SYNC)
 def test_many_keys_get_a_verdict_each(migrated: Database) -> None:
     """Verdict i belongs to key i; a key that repeats in the batch is NEW only the first time."""
     inbox, engine = Inbox("billing"), migrated.engine()
@@ -81,6 +84,7 @@ def test_many_keys_get_a_verdict_each(migrated: Database) -> None:
         assert inbox.accept_many(connection, []) == []
 
 
+@on(*SYNC)
 def test_a_batch_may_be_large(migrated: Database) -> None:
     """One call takes 12,000 keys, although a single statement cannot hold that many."""
     inbox, engine = Inbox("billing"), migrated.engine()
@@ -102,6 +106,7 @@ PAYLOADS: list[tuple[object, object, Verdict]] = [
 ]
 
 
+@on(*SYNC)
 def test_the_same_key_with_another_payload(migrated: Database) -> None:
     """The same key with another payload is MISMATCH, never run and never silently dropped."""
     inbox, engine = Inbox("billing"), migrated.engine()
@@ -124,6 +129,7 @@ def test_with_a_session(sqlite: Database) -> None:
         assert inbox.accept(session, "a") is DUPLICATE
 
 
+@on(*SYNC)
 def test_an_old_message_is_too_old(migrated: Database) -> None:
     """A message older than the retention is TOO_OLD and is not stored, unless its row still exists."""
     inbox, engine = Inbox("billing", retention=timedelta(hours=1)), migrated.engine()

@@ -14,6 +14,7 @@ from inbox._exactly_once import accept
 from inbox.errors import InvalidKey, InvalidOption
 from inbox.schema import tables
 from tests.support.database import Database
+from tests.support.on_servers import SYNC, on
 from tests.support.status_mode.asynchronous import in_loop
 
 pytestmark = pytest.mark.mysql
@@ -42,6 +43,7 @@ def statements(engine: Engine) -> Iterator[list[str]]:
     event.remove(engine, "before_cursor_execute", note)
 
 
+@on(*SYNC)
 def test_payloads_of_a_batch(migrated: Database) -> None:
     """Payload i belongs to key i: a key's first payload is stored, and a different payload for the same key
     is a MISMATCH, in the same batch, in a later batch and for a single message."""
@@ -62,6 +64,7 @@ def test_payloads_of_a_batch(migrated: Database) -> None:
         assert INBOX.accept(connection, "d", "w") is DUPLICATE
 
 
+@on(*SYNC)
 def test_times_of_a_batch(migrated: Database) -> None:
     """A message older than the retention is TOO_OLD and is not stored, unless its key was taken before; a
     recent message with the same key is taken."""

@@ -69,6 +69,7 @@ WORKS = [relay, listen, take, claim]
 LONG = [
     *product(["postgresql"], [*WORKS, purge], [False]),
     *product(["postgresql"], [relay, purge], [True]),
+    *product(["asyncpg"], [take, purge], [False]),
     *product(["mariadb", "sqlite"], [take], [True, False]),
 ]
 
@@ -77,6 +78,7 @@ LONG = [
     ("server", "work", "after"),
     [
         *product(["postgresql"], [listen, take, claim], [True]),
+        *product(["asyncpg"], [take, claim], [True]),
         *(pytest.param(*row, marks=pytest.mark.long) for row in LONG),
     ],
     indirect=["server"],

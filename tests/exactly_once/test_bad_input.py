@@ -23,6 +23,7 @@ from inbox.schema import tables
 from tests.outbox.test_async import run
 from tests.support.cases import case
 from tests.support.database import Database
+from tests.support.on_servers import ASYNC, SYNC, on
 
 INBOX, ASYNC_INBOX = Inbox("bookkeeping"), AsyncInbox("bookkeeping")
 SECRET = "hunter2"  # noqa: S105 - it opens nothing
@@ -113,6 +114,7 @@ def test_an_unknown_driver_is_refused(postgres: Database) -> None:
     engine.dispose()
 
 
+@on(*SYNC)
 def test_missing_tables_name_the_command_that_makes_them(database: Database) -> None:
     """An empty database raises `TablesMissing`, with the table's name and the command that creates it."""
     told = r"^table inbox_(message|consumer) .*inbox-outbox migrate"
@@ -162,6 +164,7 @@ def _by_execution_option(database: Database) -> Engine:
     return database.engine().execution_options(isolation_level="AUTOCOMMIT")
 
 
+@on(*SYNC)
 def test_autocommit_is_refused(migrated: Database) -> None:
     """AUTOCOMMIT is rejected before anything is written, because there is no transaction to join."""
     for make, (name, way) in product([_by_engine_option, _by_execution_option], TAKING.items()):
@@ -170,6 +173,7 @@ def test_autocommit_is_refused(migrated: Database) -> None:
     assert _rows(migrated) == 0
 
 
+@on(*SYNC)
 def test_an_autocommit_connection_is_refused(migrated: Database) -> None:
     """A connection set to AUTOCOMMIT is rejected; once it is set back, it is accepted."""
     with migrated.engine().connect() as connection:
@@ -215,6 +219,7 @@ async def _purge_async(engine: AsyncEngine) -> None:
 TAKING_ASYNC = [_accept_async, _accept_many_async, _transaction_async, _transaction_in_async_session]
 
 
+@on(*ASYNC)
 def test_asynchronous_autocommit_is_refused(migrated: Database) -> None:
     """Async: AUTOCOMMIT is rejected, whether the engine or an execution option sets it."""
 
@@ -229,6 +234,7 @@ def test_asynchronous_autocommit_is_refused(migrated: Database) -> None:
     assert _rows(migrated) == 0
 
 
+@on(*ASYNC)
 def test_asynchronous_missing_tables(database: Database) -> None:
     """Async: `TablesMissing` names the command that creates them."""
     for way in [*TAKING_ASYNC, _purge_async]:

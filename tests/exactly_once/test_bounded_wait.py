@@ -15,7 +15,7 @@ from inbox.errors import PolicyConflict
 from tests.support import accounts
 from tests.support.cases import case
 from tests.support.database import Database
-from tests.support.on_servers import BOTH_MYSQL, WITH_WRITERS, each_on, on
+from tests.support.on_servers import BOTH_MYSQL, SYNC, WITH_WRITERS, each_on, on
 from tests.support.together import Task, wait_until_blocked
 
 pytestmark = pytest.mark.mysql
@@ -53,7 +53,7 @@ def in_flight(engine: Engine, take: Take = single, key: str = KEY) -> Iterator[C
         yield connection
 
 
-@each_on("postgresql", "take,wait", product(TAKES, [0, 1]), [(single, 0), (batch, 1)])
+@each_on("postgresql", "take,wait", product(TAKES, [0, 1]), [(single, 0), (batch, 1)], among=SYNC)
 def test_past_the_wait_the_message_is_in_flight(engine: Engine, take: Take, wait: int) -> None:
     """A key that another transaction is taking is IN_FLIGHT once the wait is over, and not before; the
     transaction that got this verdict can still commit what it wrote before and after."""
@@ -100,7 +100,7 @@ def _take_and_write(engine: Engine, take: Take, asked: threading.Event) -> Verdi
     return verdict
 
 
-@on(*WITH_WRITERS)  # SQLite has one writer: a batch is in flight as a whole
+@on(*WITH_WRITERS, "psycopg2")  # SQLite has one writer: a batch is in flight as a whole
 def test_a_batch_tells_the_keys_in_flight_from_the_others(engine: Engine) -> None:
     """In a batch, only the keys that another transaction is taking are IN_FLIGHT; the others get their own
     verdicts, and the transaction commits."""

@@ -20,7 +20,7 @@ from tests.support.accounts import Account
 from tests.support.constructs import Written
 from tests.support.database import Database
 from tests.support.deadlock import procedure
-from tests.support.on_servers import BOTH_MYSQL, each_on, on
+from tests.support.on_servers import BOTH_MYSQL, SYNC, each_on, on
 
 pytestmark = pytest.mark.mysql
 
@@ -49,6 +49,7 @@ def swallow_integrity_error(connection: Connection) -> None:
         accounts.open_account(connection)
 
 
+@on(*SYNC)
 def test_a_swallowed_constraint_error(engine: Engine) -> None:
     """On PostgreSQL a swallowed constraint error aborts the transaction: TransactionAborted, nothing is
     written, and the redelivered message runs. Elsewhere only the failed statement is undone, and the rest
@@ -215,12 +216,13 @@ UNNOTICED = [
 """Endings that only the driver's state tells, which each driver keeps in its own way."""
 
 
-# 33 items: the product on SQLite, and 5 rows for each of the other drivers.
+# 38 items: the product on SQLite, and 5 rows for each of the other drivers.
 @each_on(
     "sqlite",
     "end,use_session",
     product([*BY_SQLALCHEMY, *UNNOTICED], [True, False]),
     product(UNNOTICED, [False]),
+    among=SYNC,
 )
 def test_a_body_that_ends_the_transaction(
     engine: Engine, end: Callable[[Any], None], *, use_session: bool
@@ -306,6 +308,7 @@ BY_CHAIN = [roll_back_and_chain, commit_and_chain]
     ("server", "begin_again", "use_session"),
     [
         *product(["postgresql"], [*BY_THE_DRIVER, *BY_CHAIN], [True, False]),
+        *product(["psycopg2"], [*BY_THE_DRIVER, *BY_CHAIN], [False]),
         *product(BOTH_MYSQL, [commit_by_the_driver, *BY_CHAIN, commit_by_beginning], [False]),
         ("mariadb", roll_back_and_chain_with_columns, False),
         ("mariadb", roll_back_and_chain_unknown, False),
@@ -335,7 +338,7 @@ def test_a_body_that_begins_another_transaction(
 @pytest.mark.parametrize(
     ("server", "begin_again"),
     [
-        ("postgresql", commit_and_chain),
+        *product(["postgresql", "psycopg2"], [commit_and_chain]),
         *product(["mariadb"], [*BY_CHAIN, commit_by_the_driver]),
         *product(["sqlite"], BY_THE_DRIVER),
     ],

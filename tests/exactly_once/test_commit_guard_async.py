@@ -18,7 +18,7 @@ from tests.support import accounts
 from tests.support.accounts import Account
 from tests.support.database import Database
 from tests.support.listeners import asynchronously
-from tests.support.on_servers import BOTH_MYSQL, each_on, on
+from tests.support.on_servers import ASYNC, BOTH_MYSQL, each_on, on
 
 pytestmark = pytest.mark.mysql
 
@@ -42,6 +42,7 @@ async def deliver_async(
     return work.verdict
 
 
+@on(*ASYNC)
 @pytest.mark.usefixtures("engine")
 def test_asynchronous_swallowed_constraint_error(migrated: Database) -> None:
     """Async: TransactionAborted if the error aborted the transaction, and the redelivered message runs."""
@@ -59,6 +60,77 @@ def test_asynchronous_swallowed_constraint_error(migrated: Database) -> None:
         else:
             assert await deliver_async(engine, body) is Verdict.NEW
         assert await deliver_async(engine, body) is Verdict.DUPLICATE
+
+    asynchronously(migrated, work)
+    assert accounts.total(migrated.engine()) == 1
+
+
+async def by_a_chain(connection: AsyncConnection, end: str) -> None:
+    """End the transaction and begin another one in one statement."""
+    await connection.execute(text(f"{end} AND CHAIN"))
+
+
+async def by_the_driver(connection: AsyncConnection, end: str) -> None:
+    """Go on in another transaction, of which only the driver knows."""
+    driver: Any = (await connection.get_raw_connection()).driver_connection
+    for statement in (end, "BEGIN", "UPDATE account SET total = total + 100"):
+        await driver.execute(statement)
+
+
+@each_on(
+    "postgresql",
+    "begin_again,end",
+    product([by_a_chain, by_the_driver], ["COMMIT", "ROLLBACK"]),
+    product([by_a_chain, by_the_driver], ["COMMIT", "ROLLBACK"]),
+    among=("postgresql", "asyncpg"),
+)
+@pytest.mark.usefixtures("engine")
+def test_an_asynchronous_body_that_begins_another_transaction(
+    migrated: Database, begin_again: Callable[[AsyncConnection, str], Awaitable[None]], end: str
+) -> None:
+    """Async: TransactionEnded, and what was written in the other transaction is rolled back."""
+
+    async def body(connection: AsyncConnection) -> None:
+        await accounts.add_async(connection)
+        await begin_again(connection, end)
+
+    async def work(engine: AsyncEngine) -> None:
+        with pytest.raises(TransactionEnded):
+            await deliver_async(engine, body)
+        kept = end == "COMMIT"
+        assert await deliver_async(engine, accounts.add_async) is (Verdict.DUPLICATE if kept else Verdict.NEW)
+
+    asynchronously(migrated, work)
+    assert accounts.total(migrated.engine()) == 1
+
+
+@on("postgresql", "asyncpg")
+@pytest.mark.usefixtures("engine")
+@pytest.mark.parametrize("by_text", [True, False])
+def test_an_error_swallowed_inside_a_savepoint(migrated: Database, *, by_text: bool) -> None:
+    """Async: a savepoint that the body never ends stays aborted, and with it the transaction, although what
+    was set outside of it is as it was: TransactionAborted, for a duplicate as well."""
+
+    async def body(connection: AsyncConnection) -> None:
+        await accounts.add_async(connection)
+        if by_text:
+            await connection.execute(text("SAVEPOINT own"))
+        else:
+            await connection.begin_nested()
+        with suppress(IntegrityError):
+            await connection.execute(insert(Account), [{"name": "cash", "total": 0}])
+
+    async def work(engine: AsyncEngine) -> None:
+        with pytest.raises(TransactionAborted):
+            await deliver_async(engine, body)
+        assert await deliver_async(engine, accounts.add_async) is Verdict.NEW
+        with pytest.raises(TransactionAborted):
+            await again(engine)
+
+    async def again(engine: AsyncEngine) -> None:
+        async with ASYNC_INBOX.transaction(engine, KEY) as work:
+            assert work.verdict is Verdict.DUPLICATE
+            await body(work.connection)
 
     asynchronously(migrated, work)
     assert accounts.total(migrated.engine()) == 1
@@ -131,6 +203,7 @@ def test_an_asynchronous_body_that_looks_at_the_driver(migrated: Database) -> No
     "end,goes_on,use_session",
     product(["commit", "rollback", "COMMIT", "ROLLBACK"], [True, False], [True, False]),
     [("COMMIT", False, False), ("ROLLBACK", True, False)],
+    among=ASYNC,
 )
 def test_an_asynchronous_body_that_ends_the_transaction(
     migrated: Database, end: str, *, goes_on: bool, use_session: bool

@@ -32,6 +32,7 @@ __all__ = ["other", "replica"]
 pytestmark = pytest.mark.mysql
 
 POOLED = 3
+WORKING = (*WITH_WRITERS, "psycopg2")
 
 OWN = {"postgresql": "pg_backend_pid()", "mariadb": "connection_id()", "mysql": "connection_id()"}
 END = {"postgresql": "SELECT pg_terminate_backend({})", "mariadb": "KILL {}", "mysql": "KILL {}"}
@@ -54,7 +55,13 @@ def purges(engine: Engine) -> None:
     assert purge(engine).finished
 
 
-@each_on("postgresql", "work", [(claims,), (relays,), (pauses,), (purges,)], [(claims,)], among=WITH_WRITERS)
+@each_on(
+    "postgresql",
+    "work",
+    [(claims,), (relays,), (pauses,), (purges,)],
+    [(claims,)],
+    among=WORKING,
+)
 def test_connections_that_have_ended(migrated: Database, work: Callable[[Engine], None]) -> None:
     """Code that begins its own transactions succeeds on a pool whose connections the server has ended."""
     publish(migrated.engine(), "a1")
@@ -169,7 +176,7 @@ def test_a_reader_whose_connection_ends(migrated: Database, replica: Database) -
     assert accounts.total(migrated.engine()) == 1
 
 
-@on("postgresql", "mariadb")
+@on("postgresql", "mariadb", "psycopg2")
 @pytest.mark.parametrize("goes_on", [True, False])
 @pytest.mark.parametrize("way", ["engine", "session", "step"])
 def test_a_body_that_goes_on(migrated: Database, way: str, goes_on: bool) -> None:

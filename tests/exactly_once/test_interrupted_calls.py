@@ -28,6 +28,9 @@ class Forbidden(Exception):
 INBOX = Inbox("bookkeeping")
 SESSIONS = {"postgresql": "pg_backend_pid()", "mariadb": "connection_id()", "mysql": "connection_id()"}
 
+WAITING = ("postgresql", "psycopg2", "mariadb")
+"""Drivers whose calls wait for a server, each in its own way."""
+
 LOCK_WAITS = {
     "postgresql": "SHOW lock_timeout",
     "mariadb": "SELECT @@innodb_lock_wait_timeout",
@@ -110,7 +113,7 @@ def at_each_answer(
     "work",
     [(handles,), (accepts,), (steps,), (operates,)],
     3,
-    among=("postgresql", "mariadb", "sqlite"),
+    among=(*WAITING, "sqlite"),
 )
 def test_no_other_message_pays(migrated: Database, work: Callable[[Engine, str], object]) -> None:
     """Wherever a call is interrupted, ours or the body's, the next messages on the same pool are taken once,
@@ -187,7 +190,7 @@ def by_the_driver(connection: Connection) -> None:
     driver.cursor().execute("UPDATE account SET total = total + 100")
 
 
-@each_on("mariadb", "use", [(by_sqlalchemy,), (by_the_driver,)], 2, among=("postgresql", "mariadb"))
+@each_on("mariadb", "use", [(by_sqlalchemy,), (by_the_driver,)], 2, among=WAITING)
 def test_a_body_that_is_interrupted(migrated: Database, use: Callable[[Connection], None]) -> None:
     """The same if the body calls the driver itself."""
     with interruptible(migrated) as (engine, interruption):

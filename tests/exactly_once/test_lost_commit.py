@@ -20,25 +20,29 @@ from tests.support import accounts
 from tests.support.database import Database
 from tests.support.on_servers import WITH_WRITERS, each_on, on
 from tests.support.proxy import TcpProxy
-from tests.support.status_mode.locks import asynchronous, proxied
+from tests.support.status_mode.locks import proxied, through
 
 pytestmark = pytest.mark.mysql
 
 KEY = "transfer-1"
 INBOX, ASYNC_INBOX = Inbox("bookkeeping", wait=30), AsyncInbox("bookkeeping", wait=30)
 arrived = pytest.mark.parametrize("arrived", [True, False], ids=["arrived", "lost on the way"])
-sources = each_on(
-    "postgresql",
-    "source,arrived",
-    product(["engine", "session"], [True, False]),
-    product(["engine"], [True, False]),
-    among=WITH_WRITERS,
-)
+
+
+def sources(driver: str) -> pytest.MarkDecorator:
+    """Engines and sessions on every server, and through a further driver."""
+    return each_on(
+        "postgresql",
+        "source,arrived",
+        product(["engine", "session"], [True, False]),
+        product(["engine"], [True, False]),
+        among=(*WITH_WRITERS, driver),
+    )
 
 
 def is_commit(chunk: bytes) -> bool:
     """Whether a client's bytes end with the statement COMMIT, in any of the protocols."""
-    return re.search(rb"COMMIT\0?$", chunk) is not None
+    return re.search(rb"COMMIT;?\0?$", chunk) is not None
 
 
 @dataclass
@@ -65,7 +69,7 @@ def wire(migrated: Database) -> Iterator[Wire]:
     """A proxy in front of the server."""
     direct = accounts.make(migrated.engine())
     with proxied(migrated.url) as (proxy, url):
-        yield Wire(proxy, direct, url, asynchronous(url))
+        yield Wire(proxy, direct, url, through(proxy, migrated.async_url))
 
 
 @pytest.fixture
@@ -82,7 +86,7 @@ def _source(engine: Engine, source: str) -> "Engine | sessionmaker[Session]":
     return sessionmaker(engine) if source == "session" else engine
 
 
-@sources
+@sources("psycopg2")
 def test_transaction_finds_out_what_became_of_its_commit(
     wire: Wire, engine: Engine, source: str, *, arrived: bool
 ) -> None:
@@ -126,7 +130,7 @@ def test_monitoring_hears_what_became_of_the_commit(wire: Wire, engine: Engine, 
     assert wire.total() == 1
 
 
-@sources
+@sources("psycopg2")
 def test_handler_runs_again_only_what_was_not_committed(
     wire: Wire, engine: Engine, source: str, *, arrived: bool
 ) -> None:
@@ -220,7 +224,7 @@ def _async_source(engine: AsyncEngine, source: str) -> "AsyncEngine | async_sess
     return async_sessions(engine) if source == "session" else engine
 
 
-@sources
+@sources("asyncpg")
 def test_asynchronous_handler_runs_again_only_what_was_not_committed(
     wire: Wire, source: str, *, arrived: bool
 ) -> None:

@@ -22,7 +22,7 @@ from inbox.schema import tables
 from tests.support import accounts
 from tests.support.cases import case
 from tests.support.database import Database
-from tests.support.on_servers import on
+from tests.support.on_servers import SYNC, on
 
 pytestmark = pytest.mark.mysql
 
@@ -46,6 +46,7 @@ def rows(engine: Engine) -> int:
         return connection.execute(select(func.count()).select_from(MESSAGE)).scalar_one()
 
 
+@on(*SYNC)
 def test_a_result_is_replayed_to_duplicates(migrated: Database) -> None:
     """Every duplicate gets the first run's result, exactly as it was set."""
     inbox, engine = Inbox("billing"), migrated.engine()

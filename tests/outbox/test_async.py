@@ -21,7 +21,7 @@ from outbox.errors import AlreadyPublished, InvalidMessage, TablesMissing, Unusa
 from tests.support import accounts
 from tests.support.cases import case
 from tests.support.database import Database
-from tests.support.on_servers import on, spread
+from tests.support.on_servers import WITH_WRITERS, on, spread
 from tests.support.published import TOPIC, texts
 
 OUTBOX = Outbox()
@@ -53,7 +53,7 @@ async def in_session_on_connection(engine: AsyncEngine) -> AsyncIterator[Handle]
 
 Way = Callable[[AsyncEngine], AbstractAsyncContextManager[Handle]]
 WAYS: list[Way] = [in_connection, in_session, in_session_on_connection]
-every_way = spread("way", WAYS)
+every_way = spread("way", WAYS, where=("sqlite", *WITH_WRITERS, "asyncpg"))
 
 
 def run(database: Database, work: Work, **options: Any) -> None:
@@ -219,7 +219,7 @@ def test_a_bad_message_is_refused_before_it_is_awaited(shop: Database) -> None:
     assert texts(shop.engine()) == ["ever"]
 
 
-@on("sqlite", "postgresql")
+@on("sqlite", "postgresql", "asyncpg")
 def test_the_wake_up_leaves_nothing_behind(shop: Database) -> None:
     """The loop can end, and the engine be disposed of, right after a commit, without a later error or
     warning."""

@@ -5,7 +5,7 @@ this machine; PostgreSQL's comes with a Python package. No database is imitated.
 """
 
 from tests.servers.catalogue import (
-    ASYNC_DRIVERS,
+    DRIVERS,
     NAMES,
     find,
     find_kafka,
@@ -18,10 +18,11 @@ from tests.servers.catalogue import (
     stop_brokers,
 )
 from tests.servers.pgbouncer import Pooler
-from tests.servers.server import Missing, Server, Service
+from tests.servers.server import ASYNC_DRIVERS, Missing, Server, Service
 
 __all__ = [
     "ASYNC_DRIVERS",
+    "DRIVERS",
     "NAMES",
     "Missing",
     "Pooler",

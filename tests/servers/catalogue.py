@@ -3,6 +3,7 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import TypeVar
 
@@ -19,12 +20,8 @@ FINDERS = {
     "sqlite": sqlite.find,
 }
 NAMES = tuple(FINDERS)
-ASYNC_DRIVERS = {
-    "postgresql": "postgresql+psycopg",
-    "mysql": "mysql+asyncmy",
-    "sqlite": "sqlite+aiosqlite",
-}
-"""The asynchronous driver, by the name of the database in a URL."""
+DRIVERS = {"psycopg2": "postgresql", "asyncpg": "postgresql"}
+"""Further drivers, each with the server that it is for: one more row for the tests of the guarantees."""
 OTHERS = (
     "chromium",
     "debian",
@@ -46,7 +43,11 @@ _broker_stops: list[Callable[[], None]] = []
 
 @cache
 def find(name: str) -> Server | Missing:
-    """The SQL server of that name, started if necessary, or the reason why there is none."""
+    """The SQL server of that name, or for that driver, started if necessary, or the reason why there is
+    none."""
+    if name in DRIVERS:
+        found = find(DRIVERS[name])
+        return found if isinstance(found, Missing) else replace(found, driver=name)
     return _kept(FINDERS[name]())
 
 

@@ -6,6 +6,13 @@ from typing import TypeVar
 
 from sqlalchemy import URL
 
+ASYNC_DRIVERS = {
+    "postgresql": "postgresql+psycopg",
+    "mysql": "mysql+asyncmy",
+    "sqlite": "sqlite+aiosqlite",
+}
+"""The asynchronous driver, by the name of the database in a URL."""
+
 A = TypeVar("A")
 S = TypeVar("S")
 
@@ -17,7 +24,7 @@ class Server:
     `new_database` and `copy_database` may return a database that was used before; `fresh_database` never
     does. `copy_database` is given the same template each time. `restart` (a crash, then a start at the same
     address) is None if the way the server was started does not allow it. `stop` does nothing to a server that
-    was not started here.
+    was not started here. `driver` is another driver than ours, for the tests' engines.
     """
 
     name: str
@@ -30,6 +37,16 @@ class Server:
     drop_database: Callable[[URL], None]
     stop: Callable[[], None]
     restart: Callable[[], None] | None = None
+    driver: str | None = None
+
+    def addresses(self, url: URL) -> tuple[URL, URL]:
+        """A database's URL with the synchronous and with the asynchronous driver."""
+        backend = url.get_backend_name()
+        usual = url, url.set(drivername=ASYNC_DRIVERS[backend])
+        if self.driver is None:
+            return usual
+        own = url.set(drivername=f"{backend}+{self.driver}")
+        return (usual[0], own) if own.get_dialect().is_async else (own, usual[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

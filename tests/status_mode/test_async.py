@@ -12,7 +12,7 @@ from sqlalchemy.util import greenlet_spawn
 
 from inbox import AsyncClaim, AsyncStatusInbox, Event, EventKind, SqlStore, Status, StatusInbox, Verdict
 from inbox.errors import InvalidKey, InvalidOption, StoreUnreachable
-from tests.support.on_servers import both_stores, on
+from tests.support.on_servers import STORES, both_stores, on
 from tests.support.status_mode.asynchronous import beside, failed, in_loop, inbox_at, recorded
 from tests.support.status_mode.stores import CONSUMER, Place
 
@@ -21,6 +21,7 @@ class Refused(Exception):
     """The error of a handler that fails."""
 
 
+@on(*STORES, "asyncpg", fixture="place")
 @in_loop
 async def test_from_new_to_consumed(place: Place) -> None:
     """A message runs once: while it runs it is IN_FLIGHT, and afterwards it is a DUPLICATE with the stored
@@ -37,6 +38,7 @@ async def test_from_new_to_consumed(place: Place) -> None:
     assert recorded(place).status is Status.CONSUMED
 
 
+@on(*STORES, "asyncpg", fixture="place")
 @in_loop
 async def test_from_failed_to_dead(place: Place) -> None:
     """The handler's exception comes through unchanged and fails the message, which runs again until its
@@ -73,6 +75,7 @@ async def test_other_verdicts(place: Place) -> None:
                 pass
 
 
+@on(*STORES, "asyncpg", fixture="place")
 @in_loop
 async def test_one_winner(place: Place) -> None:
     """If many tasks claim one key at the same time, one runs it and the others get IN_FLIGHT."""

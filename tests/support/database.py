@@ -9,19 +9,21 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from inbox._refusing import recording
 from inbox.schema import metadata
-from tests.servers import ASYNC_DRIVERS, Server
+from tests.servers import Server
 from tests.support.compiled import SHARED
 
 
 class Database:
     """A fresh database on a real server; `close` disposes of its engines and drops it.
 
-    `connect_args` are the driver's, for all engines.
+    `url` is for a synchronous driver, `async_url` for an asynchronous one; `connect_args` are the driver's,
+    for all engines.
     """
 
     def __init__(self, server: Server, url: URL, **connect_args: Any) -> None:
         self.server = server
-        self.url = url
+        self.given = url
+        self.url, self.async_url = server.addresses(url)
         self._connect_args = connect_args
         self._engines: list[Engine] = []
 
@@ -29,11 +31,6 @@ class Database:
     def name(self) -> str:
         """The server's kind: postgresql, mariadb, mysql or sqlite."""
         return self.server.name
-
-    @property
-    def async_url(self) -> URL:
-        """The same database through its asynchronous driver."""
-        return self.url.set(drivername=ASYNC_DRIVERS[self.url.get_backend_name()])
 
     def engine(self, **options: Any) -> Engine:
         """A new engine on this database, with the options of `sqlalchemy.create_engine`."""
@@ -55,7 +52,7 @@ class Database:
     def close(self) -> None:
         """Close the engines' idle connections and drop the database."""
         self.dispose()
-        self.server.drop_database(self.url)
+        self.server.drop_database(self.given)
 
     def dispose(self) -> None:
         """Close the engines' connections, once nothing is left to be written on them."""

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import psycopg.waiting
+import psycopg2.extensions
 from pymysql.connections import Connection
 from sqlalchemy import Engine
 
@@ -72,6 +73,22 @@ def interruptible(
             super().commit()
             interruption.hear()
 
+    class Psycopg2Connection(psycopg2.extensions.connection):  # type: ignore[misc]
+        """It waits in C, too, and has no types."""
+
+        def commit(self) -> None:
+            super().commit()
+            interruption.hear()
+
+        def rollback(self) -> None:
+            super().rollback()
+            interruption.hear()
+
+    class Psycopg2Cursor(psycopg2.extensions.cursor):  # type: ignore[misc]
+        def execute(self, *arguments: Any) -> None:
+            super().execute(*arguments)
+            interruption.hear()
+
     class Cursor(sqlite3.Cursor):
         def execute(self, *arguments: Any) -> Any:
             super().execute(*arguments)
@@ -83,8 +100,12 @@ def interruptible(
     PyMySQL._execute_command = send
     psycopg.waiting.wait = wait  # type: ignore[assignment]
     try:
-        options = {"connect_args": {"factory": SQLite}} if database.name == "sqlite" else {}
-        engine = database.engine(pool_size=1, max_overflow=0, pool_timeout=5, **options)
+        connect_args: dict[str, dict[str, Any]] = {
+            "pysqlite": {"factory": SQLite},
+            "psycopg2": {"connection_factory": Psycopg2Connection, "cursor_factory": Psycopg2Cursor},
+        }
+        options = connect_args.get(database.url.get_driver_name(), {})
+        engine = database.engine(pool_size=1, max_overflow=0, pool_timeout=5, connect_args=options)
         engine.connect().close()  # SQLAlchemy asks the server for its version
         yield engine, interruption
     finally:

@@ -11,6 +11,9 @@ from tests.servers import NAMES
 
 WITH_WRITERS = tuple(name for name in NAMES if name != "sqlite")
 """Servers where several transactions can write at the same time."""
+SYNC = (*NAMES, "psycopg2")
+ASYNC = (*NAMES, "asyncpg")
+"""The servers, and the further drivers for synchronous or for asynchronous code."""
 BOTH_MYSQL = ("mariadb", "mysql")
 STORES = ("sqlite", *WITH_WRITERS, "redis")
 """Where stores of status-table mode are, for the fixture `place`."""

@@ -20,7 +20,7 @@ from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import InvalidOption, StoreUnreachable
 from inbox_outbox_base.tables.inbox import tables
 from inbox_outbox_base.transactions import safety
-from inbox_outbox_base.transactions.connect import connected, drop_read_only
+from inbox_outbox_base.transactions.connect import connected, drop_read_only, reaching
 from inbox_outbox_base.transactions.durability import look
 from inbox_outbox_base.transactions.policy import Declaration
 from inbox_outbox_base.words.incoming import Status, Verdict
@@ -336,8 +336,13 @@ class SqlStore(Store):
         may_retry = _may_retry
         if self.engine.get_execution_options().get(IMPATIENT):  # it limits the time of its transactions
             call, may_retry = self._once_together, _may_pass
+
+        def attempt() -> T:
+            with reaching():
+                return call(work, wait, seconds)
+
         try:
-            return self._retrying(lambda: call(work, wait, seconds), may_retry)
+            return self._retrying(attempt, may_retry)
         except SQLAlchemyError as error:
             if not codes.is_transient(error):
                 raise

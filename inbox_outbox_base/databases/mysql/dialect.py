@@ -4,9 +4,9 @@ Error numbers are from their server and client error references.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 from sqlalchemy import (
     BINARY,
@@ -161,10 +161,15 @@ class MySQLStoring(Storing):
         return f"GREATEST({time}, TIMESTAMP '1000-01-01 00:00:00')"
 
 
+_SAME = {"charset": "charset", "unix_socket": "unix_socket"}
+"""Options in URLs that all drivers have."""
+
+
 class MySQLConnecting(Connecting):
     """PyMySQL, whose settings can all be in the URL; asyncmy is for asynchronous engines."""
 
     driver = "pymysql"
+    others: ClassVar[Mapping[str, Mapping[str, str] | None]] = {"asyncmy": _SAME, "mysqldb": _SAME}
     extra = "mysql"
     port = 3306
     idle_properties = frozenset(

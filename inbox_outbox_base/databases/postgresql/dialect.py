@@ -3,9 +3,9 @@
 SQLSTATEs are from appendix A of its manual.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, ClassVar
 
 from sqlalchemy import URL, Connection, Insert, Table, Text, func, select
 from sqlalchemy.dialects.postgresql import insert
@@ -21,9 +21,14 @@ _NOT_NOW = {"55006"}
 """The object is in use."""
 _ABOUT_NO_ROW = {"08", "0A", "25", "26", "28", "3D", "3F", "40", "42", "53", "54", "55", "57", "58"}
 """Classes of errors about connections, rights, names, locks and the server, whose texts quote no values."""
+_OF_ROWS = {"22", "23"}
+"""Classes of errors of which PEP 249 makes DataError and IntegrityError."""
+_OPERATIONAL = {"08", "25", "26", "28", "40", "53", "54", "55", "57", "58", "XX"}
+"""Classes of errors of which it makes OperationalError and InternalError."""
 _POOLED = {"26000", "42P05"}
 """A pooler that does not track prepared statements gave us another session."""
 _THRESHOLD = "prepare_threshold"
+_CACHED = "prepared_statement_cache_size"
 _SAME = {"sslmode", "sslrootcert", "sslcert", "sslkey"}
 """Properties of the JDBC driver that have the same name in psycopg."""
 _LOCK = 112_589_990_684  # an arbitrary number, the same in every migration
@@ -55,25 +60,42 @@ class PostgreSQLCodes(Codes):
     def code(self, cause: Any) -> Code | None:
         # PyMySQL's errors have an SQLSTATE, too, but they begin with a number.
         is_numbered = isinstance(next(iter(getattr(cause, "args", ())), None), int)
-        code = getattr(cause, "sqlstate", None)
+        code = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)  # psycopg2's
         return code if isinstance(code, str) and not is_numbered else None
 
     def described(self, cause: Any) -> str:
-        diag = cause.diag
+        # asyncpg's error is the cause of SQLAlchemy's own, and has some other names.
+        error = cause if hasattr(cause, "diag") else cause.__cause__ or cause
+        diag, code = getattr(error, "diag", error), str(self.code(cause))
+
+        def told(*names: str) -> str | None:
+            return next((said for name in names if (said := getattr(diag, name, None))), None)
+
         names = {
-            "constraint": diag.constraint_name,
-            "type": diag.datatype_name,
-            "table": ".".join(each for each in (diag.schema_name, diag.table_name) if each),
-            "column": diag.column_name,
+            "constraint": told("constraint_name"),
+            "type": told("datatype_name", "data_type_name"),
+            "table": ".".join(each for each in (told("schema_name"), told("table_name")) if each),
+            "column": told("column_name"),
         }
-        parts = [f"{type(cause).__name__} ({cause.sqlstate})"]
+        parts = [f"{type(error).__name__} ({code})"]
         # With a context, the text may be from a function, such as a trigger's.
-        if str(cause.sqlstate)[:2] in _ABOUT_NO_ROW and diag.message_primary and not diag.context:
-            parts.append(diag.message_primary)
+        if (
+            code[:2] in _ABOUT_NO_ROW
+            and (message := told("message_primary", "message"))
+            and not told("context")
+        ):
+            parts.append(message)
         return ", ".join(parts + [f"{what} {name}" for what, name in names.items() if name])
 
     def breaks_connection(self, code: Code, *, invalidated: bool) -> bool:
         return super().breaks_connection(code, invalidated=invalidated) or str(code).startswith("08")
+
+    def is_about_row(self, code: Code) -> bool:
+        # asyncpg's errors are not told by their classes.
+        return super().is_about_row(code) or str(code)[:2] in _OF_ROWS
+
+    def is_operational(self, code: Code) -> bool:
+        return str(code)[:2] in _OPERATIONAL
 
     def is_refusal(self, code: Code) -> bool:
         # 3D000: no such database; class 28: no such role, or a wrong password.
@@ -118,6 +140,14 @@ class PostgreSQLConnecting(Connecting):
     it turns prepared statements off, for poolers in transaction mode."""
 
     driver = "psycopg"
+    others: ClassVar[Mapping[str, Mapping[str, str] | None]] = {
+        "psycopg2": None,
+        "asyncpg": {
+            "ssl": "sslmode",
+            "prepared_statement_cache_size": _CACHED,
+            **{name: name for name in ("host", "port", "passfile", "target_session_attrs")},
+        },
+    }
     aliases = ("postgres",)
     extra = "binary"
     port = 5432
@@ -141,9 +171,16 @@ class PostgreSQLConnecting(Connecting):
         threshold = None if value == "none" else int(value)
         return url.difference_update_query([_THRESHOLD]), {_THRESHOLD: threshold}
 
+    def ours(self, url: URL) -> URL:
+        found = super().ours(url)
+        cached = found.query.get(_CACHED)
+        found = found.difference_update_query([_CACHED])
+        # Both turn prepared statements off, for poolers.
+        return found.update_query_dict({_THRESHOLD: "none"}) if cached == "0" else found
+
     def place(self, url: URL, connection: Any) -> tuple[str | None, int | None, str | None]:
         # A URL may leave them to libpq's environment and service file, or name several hosts.
-        if not url.drivername.endswith(f"+{self.driver}"):
+        if url.get_driver_name() not in (self.driver, "psycopg2"):
             return super().place(url, connection)
         return connection.info.host, connection.info.port, connection.info.dbname
 

@@ -26,6 +26,7 @@ from inbox_outbox_base.errors.outbox import UnsafeSequence
 from . import numbers
 from . import relaying_statements as own
 from .as_text import execute
+from .drivers.driver import driver_behind
 
 _MANY, _MOST = 10, 5_000
 """The least and the most messages that one statement inserts together."""
@@ -178,8 +179,14 @@ def _read(connection: Connection, statement: Select[Any], parameters: dict[str, 
             rows: Any = result.cursor.fetchall()  # the driver's own rows: nothing has to be converted
     finally:
         event.remove(connection, "before_cursor_execute", _in_binary)
+    if not driver_behind(connection).has_bytes:
+        rows = [tuple(map(_bytes, row)) for row in rows]
     rows.reverse()  # drop each row as soon as it is read: garbage collection has less to look at
     return [read(rows.pop()) for _ in range(len(rows))]
+
+
+def _bytes(value: Any) -> Any:
+    return value.tobytes() if isinstance(value, memoryview) else value
 
 
 def _in_binary(_: Connection, cursor: Any, *statement: object) -> None:

@@ -18,14 +18,12 @@ from sqlalchemy.exc import DBAPIError
 from inbox_outbox_base.databases.taking import Attempt, KeyBatch, KeyRow, State, Stored, Taking, pooled
 from inbox_outbox_base.databases.taking_statements import Aging
 from inbox_outbox_base.errors import codes
-from inbox_outbox_base.errors.inbox import UnsupportedDatabase
 from inbox_outbox_base.tables.inbox import Tables
 
-from . import settings
 from .as_text import execute
+from .drivers.driver import driver_behind, wrapped
 from .taking_statements import (
     MARK,
-    REPORTED,
     add_at_once,
     add_in_order,
     begin_purge,
@@ -35,12 +33,6 @@ from .taking_statements import (
     find_many,
     wait_for_key,
 )
-
-# From psycopg.pq.TransactionStatus, whose import fails without libpq, which other databases do not need.
-_IDLE, _INERROR = 0, 3
-_CANCEL = 2
-"""Seconds for the connection that cancels another one's wait."""
-_END_WAIT = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'"
 
 _MARK = select(MARK)
 _ROLE = text("SELECT current_user")
@@ -154,39 +146,34 @@ class PostgreSQLTaking(Taking):
         return list(connection.scalars(_RISKS))
 
     def unusable_setting(self, driver: Any) -> str | None:
-        return settings.unusable(driver)
+        return wrapped(driver).unusable()
 
     def is_autocommit(self, connection: Connection) -> bool:
-        return bool(_driver(connection).autocommit)
+        driver_behind(connection)
+        driver: Any = pooled(connection).dbapi_connection  # what SQLAlchemy makes of an asynchronous one
+        return bool(driver.autocommit)
 
     def protected(self, connection: Connection) -> AbstractContextManager[object]:
         return nullcontext() if self.is_autocommit(connection) else connection.begin_nested()
 
     def cancel(self, driver: Any) -> None:
-        # The server process would wait for a table's lock even without the connection. Not a cancel request:
-        # that would also end a COMMIT's wait for a standby, as if the standby had the transaction.
-        import psycopg
-
-        parameters, password = driver.info.get_parameters(), driver.info.password
-        options = parameters | {"password": password or None, "connect_timeout": _CANCEL}
-        with psycopg.connect(**options, autocommit=True) as connection:
-            connection.execute(_END_WAIT, [driver.info.backend_pid])
+        # The server process would wait for a table's lock even without the connection.
+        wrapped(driver).end_wait()
 
     def socket_of(self, driver: Any) -> int:
-        return int(driver.pgconn.socket)
+        return wrapped(driver).socket()
 
     def is_aborted(self, connection: Connection) -> bool:
         return self.state(connection).is_aborted()
 
     def state(self, connection: Connection) -> State:
-        return _ServerState(_driver(connection).pgconn)
+        return driver_behind(connection).state(self, connection)
 
     def place(self, connection: Connection) -> Hashable:
         # Servers from PostgreSQL 18 on tell their clients each change of the search path. A pool may lead to
         # several servers.
-        server = _driver(connection).pgconn
-        path, login = map(server.parameter_status, (b"search_path", b"session_authorization"))
-        return server.host, server.port, server.db, path, login
+        driver = driver_behind(connection)
+        return *driver.place(), driver.reported("search_path"), driver.reported("session_authorization")
 
     def role(self, connection: Connection) -> Hashable:
         role: str = connection.execute(_ROLE).scalar_one()
@@ -202,41 +189,12 @@ class PostgreSQLTaking(Taking):
         return not self.is_ended(connection) and bool(connection.execute(_HAS_WRITTEN).scalar_one())
 
 
-class _ServerState(State):
-    """From libpq, which keeps what the server has reported last."""
-
-    def __init__(self, server: Any) -> None:
-        self._server = server
-
-    def reported(self) -> object:
-        return self._server.parameter_status(REPORTED)
-
-    def is_ended(self, mark: object = None) -> bool:
-        status = self._server.transaction_status
-        if status == _IDLE:
-            return True
-        # An error that aborts the transaction ends its settings, but not the transaction.
-        return mark is not None and status != _INERROR and self._server.parameter_status(REPORTED) != mark
-
-    def is_aborted(self) -> bool:
-        return bool(self._server.transaction_status == _INERROR)
-
-
 class _Stretch(NamedTuple):
     """The part of a partition that may still have rows of the loads; a table has one partition."""
 
     partition: int
     first: str
     last: int
-
-
-def _driver(connection: Connection) -> Any:
-    if connection.dialect.driver not in ("psycopg", "psycopg_async"):
-        raise UnsupportedDatabase(
-            f"driver={connection.dialect.driver!r}: on PostgreSQL expected psycopg (version 3)"
-        )
-    given = pooled(connection)
-    return given.driver_connection if connection.dialect.is_async else given.dbapi_connection
 
 
 def _block(place: str) -> int:

@@ -36,18 +36,14 @@ from inbox_outbox_base.databases import taking_statements
 from inbox_outbox_base.databases.taking_statements import Aging
 from inbox_outbox_base.tables.inbox import Tables
 
+from .drivers.driver import REPORTED
 from .numbers import Tid
 from .relations import number_of, relation
 
 _COLUMNS = tuple(taking_statements.ROW)
 
 
-REPORTED = b"default_transaction_read_only"
-"""The setting of the mark. The server reports each change of it to the client, also when it changes back as
-the transaction ends, so the client knows from the last answer whether the marked transaction is open.
-Changing it changes nothing: a transaction reads it only as it begins."""
-
-MARK = literal_column("set_config('default_transaction_read_only', 'on', true) = 'on'", Boolean())
+MARK = literal_column(f"set_config('{REPORTED}', 'on', true) = 'on'", Boolean())
 """Marks the transaction; always true."""
 
 

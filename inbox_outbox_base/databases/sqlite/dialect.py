@@ -1,9 +1,9 @@
 """SQLite: its result codes, types, driver and locks."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from sqlalchemy import URL, Connection, Insert, Integer, Table, delete, false
 from sqlalchemy.dialects.sqlite import insert
@@ -80,6 +80,7 @@ class SQLiteConnecting(Connecting):
     """Python's own driver; the file must be found by other processes, too."""
 
     driver = "pysqlite"
+    others: ClassVar[Mapping[str, Mapping[str, str] | None]] = {"aiosqlite": None}
     is_default = True
 
     def place(self, url: URL, connection: Any) -> tuple[str | None, int | None, str | None]:

@@ -7,11 +7,9 @@ from contextlib import asynccontextmanager
 from typing import Any, ParamSpec
 
 import redis.asyncio
-from sqlalchemy import make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from inbox import AsyncClaim, AsyncStatusInbox, Record, RedisStore, SqlStore, Store
-from tests.servers import ASYNC_DRIVERS
 
 from .stores import CONSUMER, Place, stored
 
@@ -42,8 +40,7 @@ async def open_async(place: Place) -> AsyncIterator[Store]:
         async with redis.asyncio.Redis.from_url(place.url) as client:
             yield RedisStore(client, prefix=place.prefix)
     else:
-        url = make_url(place.url)
-        engine = create_async_engine(url.set(drivername=ASYNC_DRIVERS[url.get_backend_name()]))
+        engine = create_async_engine(place.async_url)
         try:
             yield SqlStore(engine)
         finally:

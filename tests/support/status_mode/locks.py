@@ -12,9 +12,12 @@ from tests.support.proxy import TcpProxy
 from .stores import CONSUMER
 
 _PLAIN: dict[str, dict[str, str]] = {
-    "postgresql": {"sslmode": "disable"},
-    "mysql": {"ssl_disabled": "true"},
+    "postgresql+psycopg": {"sslmode": "disable"},
+    "postgresql+psycopg2": {"sslmode": "disable"},
+    "postgresql+asyncpg": {"ssl": "disable"},
+    "mysql+pymysql": {"ssl_disabled": "true"},
 }
+"""By driver, what turns encryption off, where it is not off by default."""
 
 
 @contextmanager
@@ -32,12 +35,17 @@ def locked(engine: Engine, key: str) -> Iterator[None]:
 def proxied(url: URL) -> Iterator[tuple[TcpProxy, URL]]:
     """A proxy, and the address of a database through it."""
     with TcpProxy(str(url.host), url.port or 0) as proxy:
-        plain = _PLAIN[url.get_backend_name()]
-        yield proxy, url.set(host="127.0.0.1", port=proxy.port).update_query_dict(plain)
+        yield proxy, through(proxy, url)
+
+
+def through(proxy: TcpProxy, url: URL) -> URL:
+    """The address of a database through a proxy."""
+    plain = _PLAIN.get(url.drivername, {})
+    return url.set(host="127.0.0.1", port=proxy.port).update_query_dict(plain)
 
 
 def asynchronous(url: URL) -> URL:
-    """The same address for the asynchronous driver, which does not encrypt by default."""
+    """The same address for our asynchronous driver, which does not encrypt by default."""
     return url.set(drivername=ASYNC_DRIVERS[url.get_backend_name()]).difference_update_query(["ssl_disabled"])
 
 

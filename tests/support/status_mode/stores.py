@@ -41,6 +41,8 @@ class Place:
     name: str
     url: str
     prefix: str = ""
+    async_url: str = ""
+    """The same database through an asynchronous driver."""
 
     @contextmanager
     def open(self) -> Iterator[Store]:

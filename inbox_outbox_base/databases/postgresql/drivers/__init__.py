@@ -1,0 +1,1 @@
+"""What the drivers for PostgreSQL tell, one module for each."""

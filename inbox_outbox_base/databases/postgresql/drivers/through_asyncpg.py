@@ -1,0 +1,124 @@
+"""PostgreSQL through asyncpg, whose types are binary: they depend on no setting but the encoding."""
+
+import asyncio
+
+from sqlalchemy import Connection
+from sqlalchemy.util import await_only
+from sqlalchemy.util.concurrency import in_greenlet
+
+from inbox_outbox_base.databases.taking import State, Taking
+
+from .driver import CONNECT, ENCODINGS, END_WAIT, REPORTED, PostgreSQLDriver
+
+_OWN = {
+    "bool": 16,
+    "bytea": 17,
+    "int8": 20,
+    "int2": 21,
+    "int4": 23,
+    "text": 25,
+    "float8": 701,
+    "varchar": 1043,
+    "timestamptz": 1184,
+}
+"""The oids of types that must have asyncpg's own codec."""
+
+
+class Asyncpg(PostgreSQLDriver):
+    """Keeps what the server has reported last, but does not tell an aborted transaction from another one."""
+
+    def reported(self, name: str) -> str | None:
+        return getattr(self._driver.get_settings(), name, None)
+
+    def place(self) -> tuple[str | None, int | None, str | None]:
+        address, parameters = self._driver._addr, self._driver._params  # noqa: SLF001 - nothing public says
+        host, port = address if isinstance(address, tuple) else (address, None)
+        return host, port, parameters.database
+
+    def socket(self) -> int:
+        transport = self._driver._transport  # noqa: SLF001 - nothing public has it
+        return int(transport.get_extra_info("socket").fileno())
+
+    def end_wait(self) -> None:
+        asyncio.run(self._end_wait())  # this thread has no loop of its own
+
+    async def _end_wait(self) -> None:
+        import asyncpg
+
+        host, port, database = self.place()
+        its = self._driver._params  # noqa: SLF001 - as above
+        connection = await asyncpg.connect(
+            host=host,
+            port=port,
+            database=database,
+            user=its.user,
+            password=its.password,
+            ssl=its.ssl,
+            timeout=CONNECT,
+        )
+        try:
+            await connection.execute(END_WAIT.format("$1"), self._driver.get_server_pid())
+        finally:
+            await connection.close(timeout=CONNECT)
+
+    def unusable(self) -> str | None:
+        if (refused := self.refused(ENCODINGS)) is not None:
+            return refused
+        codecs = self._driver._protocol.get_settings()  # noqa: SLF001 - nothing public has them
+        for name, oid in _OWN.items():
+            if codecs.get_data_codec(oid) is not codecs.get_data_codec(oid, ignore_custom_codec=True):
+                return f"codec of {name}: expected asyncpg's own"
+        return None
+
+    def state(self, database: Taking, connection: Connection) -> State:
+        return AsyncpgState(self, database, connection)
+
+    def is_in_transaction(self) -> bool:
+        """Also in an aborted one."""
+        return bool(self._driver.is_in_transaction())
+
+    def errors(self) -> tuple[type[Exception], ...]:
+        """The classes of its errors."""
+        from asyncpg import InterfaceError, PostgresError
+
+        return PostgresError, InterfaceError
+
+    async def refuses_statements(self) -> bool:
+        """Whether an error has aborted the transaction. Asks the server."""
+        from asyncpg.exceptions import InFailedSQLTransactionError
+
+        try:
+            await self._driver.execute("SELECT")
+        except InFailedSQLTransactionError:
+            return True
+        return False
+
+
+class AsyncpgState(State):
+    """The driver knows whether a transaction is open. Whether an error has aborted it, the server is asked: a
+    COMMIT would raise nothing."""
+
+    def __init__(self, driver: Asyncpg, database: Taking, connection: Connection) -> None:
+        super().__init__(database, connection)
+        self._driver = driver
+
+    def reported(self) -> object:
+        return self._driver.reported(REPORTED)
+
+    def is_ended(self, mark: object = None) -> bool:
+        if not self._driver.is_in_transaction():
+            return True
+        # An error that aborts the transaction ends its settings, but not the transaction.
+        return mark is not None and self.reported() != mark and not self.is_aborted()
+
+    def is_aborted(self) -> bool:
+        # The mark does not tell: it outlives an error inside a savepoint.
+        if not (self._driver.is_in_transaction() and in_greenlet()):
+            return False
+        try:
+            return await_only(self._driver.refuses_statements())
+        except self._driver.errors():
+            return False  # the connection is lost, as the COMMIT will find
+        except BaseException as error:
+            self._connection.invalidate(error)  # interrupted: the answer is still to come
+            raise

@@ -1,0 +1,217 @@
+"""What asyncpg does otherwise than other drivers: it raises the system's errors, has no class for most of
+the server's, and types are its own."""
+
+import asyncio
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import nullcontext, suppress
+from typing import Any, NoReturn
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import async_sessionmaker as async_sessions
+
+from inbox import AsyncInbox, AsyncListener, AsyncStatusInbox, SqlStore, Verdict, is_transient
+from inbox.errors import StoreUnreachable
+from inbox_outbox_base.errors import codes
+from outbox import AsyncRelay, Outbox
+from tests.support import accounts
+from tests.support.database import Database
+from tests.support.on_servers import on
+from tests.support.outbox_publishers import AsyncRecorder
+
+pytestmark = on("asyncpg")
+WORDS = "Łukasz 😀 \\ ' \" % _ %s $1 :name"
+INBOX = AsyncInbox("billing")
+Work = Callable[[AsyncEngine], Awaitable[None]]
+
+
+def run(database: Database, work: Work, **options: Any) -> None:
+    """Run `work` in a new event loop, with an engine that is disposed of afterwards."""
+
+    async def main() -> None:
+        engine = create_async_engine(database.async_url, **options)
+        try:
+            async with asyncio.timeout(60):
+                await work(engine)
+        finally:
+            await engine.dispose()
+
+    asyncio.run(main())
+
+
+def fails(*_: Any, **__: Any) -> NoReturn:
+    """What an application's own function for JSON must not be called for."""
+    raise AssertionError
+
+
+async def exactly_once(engine: AsyncEngine) -> None:
+    for verdict in (Verdict.NEW, Verdict.DUPLICATE):
+        async with INBOX.transaction(engine, WORDS, WORDS) as work:
+            assert work.verdict is verdict
+            if work.is_new:
+                work.result = {"name": WORDS, "sum": 1.5}
+            assert work.result == {"name": WORDS, "sum": 1.5}
+        async with async_sessions(engine)() as session, session.begin():
+            assert await INBOX.accept_many(session, ["b", WORDS + "b"], [WORDS, None]) == [verdict] * 2
+
+
+async def status_mode(engine: AsyncEngine) -> None:
+    inbox = AsyncStatusInbox("calls", store=SqlStore(engine))
+
+    async def book(connection: AsyncConnection) -> str:
+        await accounts.add_async(connection)
+        return WORDS
+
+    for is_new in (True, False):
+        async with inbox.claim(WORDS, WORDS) as claim:
+            assert claim.is_new is is_new
+            if is_new:
+                assert await claim.step(WORDS, lambda: WORDS) == WORDS
+                assert await claim.transact("book", book) == WORDS
+                claim.result = WORDS
+            assert claim.result == WORDS
+
+
+async def outbox(engine: AsyncEngine) -> None:
+    async with AsyncSession(engine) as session, session.begin():
+        for number in range(20):
+            await Outbox().publish(session, "orders", WORDS, key=f"{number}", headers={"h": WORDS})
+    publisher = AsyncRecorder()
+    assert await AsyncRelay(engine, publisher).run_once() == 20
+    assert {(each.payload, each.headers["h"]) for each in publisher.sent} == {(WORDS.encode(), WORDS)}
+
+
+def test_every_value_comes_back_as_it_was(migrated: Database) -> None:
+    """Results, payloads, keys, steps, headers and times are read as they were written, in both modes, and the
+    application's functions for JSON are not called for them."""
+
+    async def work(engine: AsyncEngine) -> None:
+        await exactly_once(engine)
+        await status_mode(engine)
+        await outbox(engine)
+        purged = await INBOX.purge(engine)
+        assert purged.finished
+
+    accounts.make(migrated.engine())
+    run(migrated, work, json_serializer=fails, json_deserializer=fails)
+    assert accounts.total(migrated.engine()) == 1
+
+
+def test_a_database_that_cannot_be_reached(migrated: Database) -> None:
+    """The system's error becomes OperationalError, a transient one, or the store's StoreUnreachable."""
+
+    async def work(engine: AsyncEngine) -> None:
+        @INBOX.handler(engine, key=str)
+        async def handler(connection: AsyncConnection, message: str) -> None:
+            raise AssertionError
+
+        (decision,) = await AsyncListener().decide(["a"], handler)
+        assert decision.outcome is not None
+        assert not decision.outcome.is_failure
+        for source in (engine, async_sessions(engine)):
+            with pytest.raises(OperationalError) as caught:
+                async with INBOX.transaction(source, "a"):
+                    raise AssertionError
+            assert is_transient(caught.value)
+        with pytest.raises(StoreUnreachable):
+            async with AsyncStatusInbox("calls", store=SqlStore(engine)).claim("a"):
+                raise AssertionError
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    migrated.async_url = migrated.async_url.set(host="127.0.0.1", port=port)
+    run(migrated, work)
+
+
+def test_a_statement_of_ours_that_takes_longer_than_command_timeout(migrated: Database) -> None:
+    """It is a transient error, and the connection is not used again: the next message on the only connection
+    of the pool is taken."""
+
+    async def work(engine: AsyncEngine) -> None:
+        with migrated.engine().connect() as other:
+            other.execute(text("SELECT 1"))
+            other.execute(text("LOCK TABLE inbox_message IN ACCESS EXCLUSIVE MODE"))
+            began = time.monotonic()
+            with pytest.raises(OperationalError) as caught:
+                async with INBOX.transaction(engine, "a"):
+                    raise AssertionError
+            assert is_transient(caught.value)
+            assert time.monotonic() - began < 5
+            other.rollback()
+        for verdict in (Verdict.NEW, Verdict.DUPLICATE):
+            async with INBOX.transaction(engine, "a") as work:
+                assert work.verdict is verdict
+
+    run(migrated, work, pool_size=1, max_overflow=0, connect_args={"command_timeout": 0.3})
+
+
+def test_errors_say_whose_fault_they_are(migrated: Database) -> None:
+    """Although most of asyncpg's errors have no class of their own: a deferred constraint and a value are the
+    body's fault; no text quotes a value."""
+    engine = migrated.engine()
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE thing (id INTEGER PRIMARY KEY, name VARCHAR(3))"))
+        connection.execute(text("ALTER TABLE thing ADD UNIQUE (name) DEFERRABLE INITIALLY DEFERRED"))
+    secrets = {
+        "INSERT INTO thing VALUES (1, 'abc'), (2, 'abc')": ("UniqueViolationError (23505)", "thing_name_key"),
+        "INSERT INTO thing VALUES (1, 'secret')": ("StringDataRightTruncationError (22001)", ""),
+        "SELECT CAST('secret' AS integer)": ("InvalidTextRepresentationError (22P02)", ""),
+    }
+
+    async def work(engine: AsyncEngine) -> None:
+        for statement, (kind, name) in secrets.items():
+
+            @INBOX.handler(engine, key=str)
+            async def handler(connection: AsyncConnection, message: str, its: str = statement) -> None:
+                await connection.execute(text(its))
+
+            (decision,) = await AsyncListener().decide([statement], handler)
+            assert decision.outcome is not None
+            error = decision.outcome.error
+            assert isinstance(error, DBAPIError)
+            assert decision.outcome.is_failure
+            assert codes.refuses_row(error)
+            told = codes.described(error.orig)
+            assert told.startswith(kind)
+            assert name in told
+            assert "secret" not in told
+        assert isinstance(await missing(engine), DBAPIError)
+
+    async def missing(engine: AsyncEngine) -> DBAPIError:
+        async with engine.connect() as connection:
+            with pytest.raises(DBAPIError) as caught:
+                await connection.execute(text("SELECT * FROM nowhere"))
+        assert codes.described(caught.value.orig) == (
+            'UndefinedTableError (42P01), relation "nowhere" does not exist'
+        )
+        return caught.value
+
+    run(migrated, work)
+
+
+def test_a_body_that_uses_the_driver_itself(migrated: Database) -> None:
+    """An error that comes straight from asyncpg has aborted the transaction: swallowed or not, nothing is
+    written, and the redelivered message runs."""
+
+    async def body(connection: AsyncConnection, *, swallows: bool) -> None:
+        await accounts.add_async(connection)
+        driver: Any = (await connection.get_raw_connection()).driver_connection
+        with suppress(Exception) if swallows else nullcontext():
+            await driver.execute("INSERT INTO account VALUES ('cash', 1)")
+
+    async def work(engine: AsyncEngine) -> None:
+        for swallows in (True, False):
+            with pytest.raises(Exception, match=r"aborted|duplicate key"):
+                async with INBOX.transaction(engine, "a") as work:
+                    await body(work.connection, swallows=swallows)
+        async with INBOX.transaction(engine, "a") as work:
+            assert work.verdict is Verdict.NEW
+            await accounts.add_async(work.connection)
+
+    accounts.make(migrated.engine())
+    run(migrated, work)
+    assert accounts.total(migrated.engine()) == 1
