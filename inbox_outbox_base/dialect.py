@@ -163,9 +163,9 @@ class Connecting:
     """The extra that installs the driver; None if Python brings it."""
     port: int | None = None
     """The server's usual port; None if the database is a file."""
-    others: ClassVar[Mapping[str, Mapping[str, str] | None]] = {}
-    """By SQLAlchemy's name of another driver: its options in URLs, each with our driver's name for it; None
-    if they are the same."""
+    others: ClassVar[Mapping[str, Mapping[str, str | None] | None]] = {}
+    """By SQLAlchemy's name of another driver: its options in URLs, each with our driver's name for it, or
+    None if ours does not need it; None if they are the same."""
     idle_properties: frozenset[str] = frozenset()
     """Properties, in lower case, that tune the database's JDBC driver and have no effect here."""
 
@@ -194,7 +194,7 @@ class Connecting:
                     f"{url.drivername}: {strange[0]}= has no counterpart in {self.driver}: write "
                     f"{backend}:// with its options"
                 )
-            query = {known[each]: value for each, value in query.items()}
+            query = {ours: value for each, value in query.items() if (ours := known[each]) is not None}
         return url.set(drivername=f"{backend}+{self.driver}", query=query)
 
     def place(self, url: URL, connection: Any) -> tuple[str | None, int | None, str | None]:

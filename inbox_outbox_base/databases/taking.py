@@ -176,6 +176,9 @@ class Borrowed(AbstractContextManager[None]):
 class State:
     """What the driver knows about a transaction, without a statement."""
 
+    tells_end = True
+    """Whether it knows of an end that somebody else has made."""
+
     def __init__(self, database: "Taking", connection: Connection) -> None:
         self._database = database
         self._connection = connection

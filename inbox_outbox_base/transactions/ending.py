@@ -227,6 +227,8 @@ def after_error(
     guard: _Guard = getattr(connection, _GUARD)
     if guard.has_lost_savepoint or (guard.is_ended() if asks else guard.state.is_ended(guard.mark)):
         return "over"
+    if not (asks or guard.state.tells_end) and guard.is_doubtful:
+        return "over"  # perhaps
     try:
         is_gone = asks and mark_of(connection).is_gone(connection, undo=True)
     except DBAPIError:  # it is lost now, as the ROLLBACK will find

@@ -156,7 +156,7 @@ def test_a_driver_that_cannot_be_used(url: str, said: str) -> None:
         ("postgresql", "asyncpg", {"ssl": "prefer", "prepared_statement_cache_size": "0"}),
         ("postgresql", "psycopg2", {"sslmode": "prefer", "application_name": "shop"}),
         ("mariadb", "asyncmy", {"charset": "utf8mb4"}),
-        ("mariadb", "mysqldb", {}),
+        ("mariadb", "mysqldb", {"charset": "utf8mb4", "binary_prefix": "true"}),
         ("sqlite", "aiosqlite", {}),
     ],
     indirect=["server"],

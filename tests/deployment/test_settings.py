@@ -5,6 +5,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime, timedelta
+from importlib import import_module
 from typing import Any, NoReturn
 
 import psycopg
@@ -188,7 +189,7 @@ def fails(*_: Any, **__: Any) -> NoReturn:
     raise AssertionError
 
 
-@on("postgresql", "mariadb", "psycopg2")
+@on("postgresql", "mariadb", "psycopg2", "mysqldb")
 def test_json_functions_of_the_application(migrated: Database) -> None:
     """The application's own functions for JSON are not called for our values."""
     engine = migrated.engine(json_deserializer=fails, json_serializer=fails)
@@ -287,6 +288,21 @@ def test_what_is_refused_of_psycopg2(migrated: Database, monkeypatch: pytest.Mon
         with monkeypatch.context() as patch:
             patch.setitem(adapters, (kind, psycopg2.extensions.ISQLQuote), lambda _, to=written: AsIs(to))
             is_refused(migrated.engine(), f"adapter of {kind.__name__}")
+
+
+@on("mysqldb")
+def test_what_is_refused_of_mysqlclient(migrated: Database) -> None:
+    """The same for character sets, which its library hears of, and for bytes that would be sent as text."""
+    is_refused(with_setting(migrated, "NAMES latin1"), "charset='latin1'")
+    converters = import_module("MySQLdb.converters").conversions
+    plain = migrated.url.difference_update_query(["binary_prefix"])
+    is_refused(migrated.engine_at(plain), "binary_prefix=False: expected True")
+    for refusal, arguments in {
+        "conv: it must write 1.5": {"conv": converters | {float: lambda *_: b"0"}},
+        "conv: it must read type 8": {"conv": converters | {FIELD_TYPE.LONGLONG: str}},
+        "use_unicode=False": {"use_unicode": False},
+    }.items():
+        is_refused(migrated.engine(connect_args=arguments), refusal)
 
 
 @on("asyncpg")

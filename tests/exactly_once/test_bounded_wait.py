@@ -100,7 +100,7 @@ def _take_and_write(engine: Engine, take: Take, asked: threading.Event) -> Verdi
     return verdict
 
 
-@on(*WITH_WRITERS, "psycopg2")  # SQLite has one writer: a batch is in flight as a whole
+@on(*WITH_WRITERS, "psycopg2", "mysqldb")  # SQLite has one writer: a batch is in flight as a whole
 def test_a_batch_tells_the_keys_in_flight_from_the_others(engine: Engine) -> None:
     """In a batch, only the keys that another transaction is taking are IN_FLIGHT; the others get their own
     verdicts, and the transaction commits."""

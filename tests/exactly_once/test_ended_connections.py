@@ -32,7 +32,7 @@ __all__ = ["other", "replica"]
 pytestmark = pytest.mark.mysql
 
 POOLED = 3
-WORKING = (*WITH_WRITERS, "psycopg2")
+WORKING = (*WITH_WRITERS, "psycopg2", "mysqldb")
 
 OWN = {"postgresql": "pg_backend_pid()", "mariadb": "connection_id()", "mysql": "connection_id()"}
 END = {"postgresql": "SELECT pg_terminate_backend({})", "mariadb": "KILL {}", "mysql": "KILL {}"}
@@ -176,7 +176,7 @@ def test_a_reader_whose_connection_ends(migrated: Database, replica: Database) -
     assert accounts.total(migrated.engine()) == 1
 
 
-@on("postgresql", "mariadb", "psycopg2")
+@on("postgresql", "mariadb", "psycopg2", "mysqldb")
 @pytest.mark.parametrize("goes_on", [True, False])
 @pytest.mark.parametrize("way", ["engine", "session", "step"])
 def test_a_body_that_goes_on(migrated: Database, way: str, goes_on: bool) -> None:

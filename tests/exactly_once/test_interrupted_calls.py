@@ -28,7 +28,7 @@ class Forbidden(Exception):
 INBOX = Inbox("bookkeeping")
 SESSIONS = {"postgresql": "pg_backend_pid()", "mariadb": "connection_id()", "mysql": "connection_id()"}
 
-WAITING = ("postgresql", "psycopg2", "mariadb")
+WAITING = ("postgresql", "psycopg2", "mariadb", "mysqldb")
 """Drivers whose calls wait for a server, each in its own way."""
 
 LOCK_WAITS = {

@@ -29,14 +29,14 @@ INBOX, ASYNC_INBOX = Inbox("bookkeeping", wait=30), AsyncInbox("bookkeeping", wa
 arrived = pytest.mark.parametrize("arrived", [True, False], ids=["arrived", "lost on the way"])
 
 
-def sources(driver: str) -> pytest.MarkDecorator:
-    """Engines and sessions on every server, and through a further driver."""
+def sources(*drivers: str) -> pytest.MarkDecorator:
+    """Engines and sessions on every server, and through further drivers."""
     return each_on(
         "postgresql",
         "source,arrived",
         product(["engine", "session"], [True, False]),
         product(["engine"], [True, False]),
-        among=(*WITH_WRITERS, driver),
+        among=(*WITH_WRITERS, *drivers),
     )
 
 
@@ -86,7 +86,7 @@ def _source(engine: Engine, source: str) -> "Engine | sessionmaker[Session]":
     return sessionmaker(engine) if source == "session" else engine
 
 
-@sources("psycopg2")
+@sources("psycopg2", "mysqldb")
 def test_transaction_finds_out_what_became_of_its_commit(
     wire: Wire, engine: Engine, source: str, *, arrived: bool
 ) -> None:
@@ -130,7 +130,7 @@ def test_monitoring_hears_what_became_of_the_commit(wire: Wire, engine: Engine, 
     assert wire.total() == 1
 
 
-@sources("psycopg2")
+@sources("psycopg2", "mysqldb")
 def test_handler_runs_again_only_what_was_not_committed(
     wire: Wire, engine: Engine, source: str, *, arrived: bool
 ) -> None:

@@ -50,7 +50,7 @@ KEYS = [
     "\ufb01",
 ]
 
-every_way = spread("way", WAYS.values(), where=("sqlite", *WITH_WRITERS, "psycopg2"))
+every_way = spread("way", WAYS.values(), where=("sqlite", *WITH_WRITERS, "psycopg2", "mysqldb"))
 
 
 @every_way

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from importlib.util import find_spec
 from typing import TypeVar
 
 from tests.servers import kafka, mariadb, mysql, pgbouncer, postgresql, rabbitmq, redis, rocketmq, sqlite
@@ -20,8 +21,10 @@ FINDERS = {
     "sqlite": sqlite.find,
 }
 NAMES = tuple(FINDERS)
-DRIVERS = {"psycopg2": "postgresql", "asyncpg": "postgresql"}
+DRIVERS = {"psycopg2": "postgresql", "asyncpg": "postgresql", "mysqldb": "mariadb"}
 """Further drivers, each with the server that it is for: one more row for the tests of the guarantees."""
+MODULES = {"mysqldb": "MySQLdb"}
+"""Those that a compiler has to build, and that are tested where they are installed."""
 OTHERS = (
     "chromium",
     "debian",
@@ -46,6 +49,8 @@ def find(name: str) -> Server | Missing:
     """The SQL server of that name, or for that driver, started if necessary, or the reason why there is
     none."""
     if name in DRIVERS:
+        if name in MODULES and find_spec(MODULES[name]) is None:
+            return Missing("it is not installed")
         found = find(DRIVERS[name])
         return found if isinstance(found, Missing) else replace(found, driver=name)
     return _kept(FINDERS[name]())
@@ -117,4 +122,4 @@ def is_required(name: str) -> bool:
     required = set(filter(None, os.environ.get("REQUIRE_SERVICES", "").split(",")))
     if unknown := required - {"all", *NAMES, *OTHERS}:
         raise ValueError(f"REQUIRE_SERVICES names no service: {', '.join(sorted(unknown))}")
-    return bool(required & {"all", name})
+    return bool(required & {"all", name}) and name not in MODULES

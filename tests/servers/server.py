@@ -13,6 +13,9 @@ ASYNC_DRIVERS = {
 }
 """The asynchronous driver, by the name of the database in a URL."""
 
+OPTIONS = {"mysqldb": {"charset": "utf8mb4", "binary_prefix": "true"}}
+"""What a further driver needs in a URL."""
+
 A = TypeVar("A")
 S = TypeVar("S")
 
@@ -45,7 +48,7 @@ class Server:
         usual = url, url.set(drivername=ASYNC_DRIVERS[backend])
         if self.driver is None:
             return usual
-        own = url.set(drivername=f"{backend}+{self.driver}")
+        own = url.set(drivername=f"{backend}+{self.driver}").update_query_dict(OPTIONS.get(self.driver, {}))
         return (usual[0], own) if own.get_dialect().is_async else (own, usual[1])
 
 

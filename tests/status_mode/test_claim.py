@@ -30,7 +30,7 @@ pytestmark = pytest.mark.mysql
 INTERRUPTIONS = (KeyboardInterrupt, GeneratorExit)
 
 
-@on(*STORES, "psycopg2", fixture="place")
+@on(*STORES, "psycopg2", "mysqldb", fixture="place")
 def test_a_message_runs_once_and_its_result_is_replayed(store: Store) -> None:
     """The first delivery is NEW and runs; every later one is a DUPLICATE with the stored result, or with none
     if the first had none. The first one, too, reads the result as JSON returns it."""
@@ -68,7 +68,7 @@ def test_a_running_message_is_in_flight(store: Store) -> None:
     assert deliver(quick).verdict is Verdict.DUPLICATE
 
 
-@on(*STORES, "psycopg2", fixture="place")
+@on(*STORES, "psycopg2", "mysqldb", fixture="place")
 def test_a_failure_comes_through_and_the_next_delivery_runs(store: Store) -> None:
     """The handler's exception comes through unchanged and is recorded; the message runs again."""
     inbox = status_inbox(store, backoff=Backoff(first=8, longest=8))

@@ -17,7 +17,7 @@ from tests.support.proxy import TcpProxy
 from tests.support.status_mode.locks import proxied
 from tests.support.status_mode.stores import CONSUMER, deliver, status_inbox, stored
 
-pytestmark = [pytest.mark.mysql, on(*WITH_WRITERS, "psycopg2")]
+pytestmark = [pytest.mark.mysql, on(*WITH_WRITERS, "psycopg2", "mysqldb")]
 
 
 @pytest.fixture

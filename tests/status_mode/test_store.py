@@ -258,7 +258,7 @@ KEYS = [
 ]
 
 
-@on(*STORES, "psycopg2", fixture="place")
+@on(*STORES, "psycopg2", "mysqldb", fixture="place")
 def test_keys_compare_byte_for_byte(store: Store) -> None:
     """Keys that differ by case, spaces, accents or width are different messages, and come back unchanged."""
     tokens = {key: store.claim(request(key)).record.token for key in KEYS}
@@ -280,7 +280,7 @@ def test_consumers_do_not_see_each_other(store: Store) -> None:
     assert len(store.list(None, None, 100)) == len(pairs)
 
 
-@on(*STORES, "psycopg2", fixture="place")
+@on(*STORES, "psycopg2", "mysqldb", fixture="place")
 def test_a_million_bytes_come_back_as_they_were(store: Store) -> None:
     """Results, steps and payloads of a million bytes, and text in any language, are stored completely."""
     long = json.dumps("é🙂" * 166_000, ensure_ascii=False)

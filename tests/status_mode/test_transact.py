@@ -334,6 +334,7 @@ def test_a_commit_inside_a_savepoint(
     assert accounts.total(engine) == 1
 
 
+@on("sqlite", *WITH_WRITERS, "mysqldb")
 def test_an_interruption_after_a_commit(engine: Engine, inbox: StatusInbox) -> None:
     """The message halts, and the interruption goes on."""
 

@@ -4,10 +4,12 @@ import signal
 import sqlite3
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any, NoReturn
 
 import psycopg.waiting
 import psycopg2.extensions
+import pytest
 from pymysql.connections import Connection
 from sqlalchemy import Engine
 
@@ -95,7 +97,8 @@ def interruptible(
             interruption.hear()
             return self
 
-    former = signal.signal(signal.SIGUSR1, leave)
+    former, patch = signal.signal(signal.SIGUSR1, leave), pytest.MonkeyPatch()
+    _hear_mysqlclient(database, patch, interruption)
     pymysql_send, psycopg_wait = PyMySQL._execute_command, psycopg.waiting.wait
     PyMySQL._execute_command = send
     psycopg.waiting.wait = wait  # type: ignore[assignment]
@@ -109,9 +112,27 @@ def interruptible(
         engine.connect().close()  # SQLAlchemy asks the server for its version
         yield engine, interruption
     finally:
+        patch.undo()
         psycopg.waiting.wait = psycopg_wait
         PyMySQL._execute_command = pymysql_send
         signal.signal(signal.SIGUSR1, former)
+
+
+def _hear_mysqlclient(database: Database, patch: pytest.MonkeyPatch, interruption: Interruption) -> None:
+    """It is in C: it hears a signal when a call returns, and an answer with rows is still to be read."""
+    if database.url.get_driver_name() != "mysqldb":
+        return
+    kind: Any = import_module("MySQLdb.connections").Connection
+
+    def heard_after(call: Any) -> Any:
+        def heard(own: Any, *arguments: Any) -> None:
+            call(own, *arguments)
+            interruption.hear()
+
+        return heard
+
+    for name in ("query", "commit", "rollback"):
+        patch.setattr(kind, name, heard_after(getattr(kind, name)))
 
 
 def _heard(generator: Any, interruption: Interruption) -> Generator[Any, Any, Any]:

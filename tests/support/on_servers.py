@@ -11,7 +11,7 @@ from tests.servers import NAMES
 
 WITH_WRITERS = tuple(name for name in NAMES if name != "sqlite")
 """Servers where several transactions can write at the same time."""
-SYNC = (*NAMES, "psycopg2")
+SYNC = (*NAMES, "psycopg2", "mysqldb")
 ASYNC = (*NAMES, "asyncpg")
 """The servers, and the further drivers for synchronous or for asynchronous code."""
 BOTH_MYSQL = ("mariadb", "mysql")

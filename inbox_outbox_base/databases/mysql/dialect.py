@@ -161,15 +161,18 @@ class MySQLStoring(Storing):
         return f"GREATEST({time}, TIMESTAMP '1000-01-01 00:00:00')"
 
 
-_SAME = {"charset": "charset", "unix_socket": "unix_socket"}
+_SAME: dict[str, str | None] = {"charset": "charset", "unix_socket": "unix_socket"}
 """Options in URLs that all drivers have."""
 
 
 class MySQLConnecting(Connecting):
-    """PyMySQL, whose settings can all be in the URL; asyncmy is for asynchronous engines."""
+    """PyMySQL, whose settings can all be in the URL. Applications may use asyncmy or mysqlclient."""
 
     driver = "pymysql"
-    others: ClassVar[Mapping[str, Mapping[str, str] | None]] = {"asyncmy": _SAME, "mysqldb": _SAME}
+    others: ClassVar[Mapping[str, Mapping[str, str | None] | None]] = {
+        "asyncmy": _SAME,
+        "mysqldb": _SAME | {"binary_prefix": None},
+    }
     extra = "mysql"
     port = 3306
     idle_properties = frozenset(

@@ -1,18 +1,23 @@
 """What PyMySQL and asyncmy know about a transaction from the server's last answer; what they cannot know, the
-server is asked."""
+server is asked. mysqlclient knows nothing, and nobody can be asked: a transaction of ours has ended if a
+savepoint in it is gone."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, text
+from sqlalchemy.exc import DBAPIError
 
 from inbox_outbox_base.databases.taking import State, driver_of, pooled
+from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import UnsupportedDatabase
 
 from .dialect import MySQLCodes
 
 T = TypeVar("T")
 
+_SILENT = "mysqldb"
+"""SQLAlchemy's name of mysqlclient."""
 _IN_TRANSACTION = 1
 """The protocol's flag SERVER_STATUS_IN_TRANS."""
 _IS_READ_ONLY = text("SELECT @@global.read_only")
@@ -24,16 +29,23 @@ def driver(connection: Connection) -> Any:
     Raises:
         UnsupportedDatabase: of another driver.
     """
-    if connection.dialect.driver not in ("pymysql", "asyncmy"):
+    if connection.dialect.driver not in ("pymysql", "asyncmy", _SILENT):
         raise UnsupportedDatabase(
-            f"driver={connection.dialect.driver!r}: on MySQL and MariaDB expected pymysql or asyncmy"
+            f"driver={connection.dialect.driver!r}: on MySQL and MariaDB expected pymysql, asyncmy or mysqldb"
         )
     return driver_of(connection)
 
 
+def is_silent(connection: Connection) -> bool:
+    """Whether the driver does not tell the status."""
+    return connection.dialect.driver == _SILENT
+
+
 def is_ended(connection: Connection) -> bool:
-    """As `Taking.is_ended`."""
+    """As `Taking.is_ended`; False if the driver does not tell."""
     told = driver(connection)
+    if is_silent(connection):
+        return bool(told.get_autocommit())  # it tells that SET autocommit has ended the transaction
     if connection.dialect.is_async:
         # asyncmy's connection keeps the last non-zero status, and after COMMIT the status is zero. A result
         # that is still being read has no status yet.
@@ -47,6 +59,8 @@ def is_ended(connection: Connection) -> bool:
 def may_have_written(connection: Connection) -> bool:
     """As `Taking.may_have_written`."""
     told = driver(connection)
+    if is_silent(connection):
+        return not connection.execute(_IS_READ_ONLY).scalar_one()
     is_begun_as_text = told.server_status & _IN_TRANSACTION
     if told.get_autocommit() and not is_begun_as_text:
         return False
@@ -58,6 +72,16 @@ def may_have_written(connection: Connection) -> bool:
         return False
     # The status does not say whether a transaction wrote, but a replica is read-only.
     return not connection.execute(_IS_READ_ONLY).scalar_one()
+
+
+class SilentState(State):
+    """Nothing is known. An end is found by the savepoint that is set before a statement that may be the end,
+    and a transaction that an error has undone by its row, which is gone."""
+
+    tells_end = False
+
+    def is_undone_by(self, error: DBAPIError) -> bool:
+        return codes.undoes(error)
 
 
 class AskedState(State):

@@ -42,7 +42,7 @@ from inbox_outbox_base.errors.inbox import (
 from inbox_outbox_base.tables.inbox import Tables
 
 from . import settings, status
-from .status import AskedState, driver
+from .status import AskedState, SilentState, driver
 
 T = TypeVar("T")
 
@@ -247,7 +247,7 @@ class MySQLTaking(Taking):
 
     def place(self, connection: Connection) -> Hashable:
         own = driver(connection)
-        # PyMySQL's names, and asyncmy's. A pool may lead to several servers.
+        # PyMySQL's and mysqlclient's names, and asyncmy's. A pool may lead to several servers.
         return tuple(getattr(own, each, None) or getattr(own, f"_{each}", None) for each in _PLACE)
 
     def committing_each(self, engine: Engine) -> Engine:
@@ -265,6 +265,8 @@ class MySQLTaking(Taking):
         return _lock_wait(connection, wait)
 
     def socket_of(self, driver: Any) -> int:
+        if hasattr(driver, "fileno"):  # mysqlclient
+            return int(driver.fileno())
         own = getattr(driver, "_sock", None)  # PyMySQL's; it has no other name
         if own is None:  # asyncmy; before 0.2.18 through its stream
             transport = getattr(driver, "_transport", None) or driver._writer.transport  # noqa: SLF001
@@ -277,7 +279,7 @@ class MySQLTaking(Taking):
         return [*found, f"sync_binlog={binlog}"] if has_binlog and binlog != 1 else found
 
     def state(self, connection: Connection) -> State:
-        return AskedState(self, connection)
+        return (SilentState if status.is_silent(connection) else AskedState)(self, connection)
 
     def is_ended(self, connection: Connection) -> bool:
         return status.is_ended(connection)

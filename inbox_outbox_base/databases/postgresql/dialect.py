@@ -140,7 +140,7 @@ class PostgreSQLConnecting(Connecting):
     it turns prepared statements off, for poolers in transaction mode."""
 
     driver = "psycopg"
-    others: ClassVar[Mapping[str, Mapping[str, str] | None]] = {
+    others: ClassVar[Mapping[str, Mapping[str, str | None] | None]] = {
         "psycopg2": None,
         "asyncpg": {
             "ssl": "sslmode",

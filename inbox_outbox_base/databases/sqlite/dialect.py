@@ -80,7 +80,7 @@ class SQLiteConnecting(Connecting):
     """Python's own driver; the file must be found by other processes, too."""
 
     driver = "pysqlite"
-    others: ClassVar[Mapping[str, Mapping[str, str] | None]] = {"aiosqlite": None}
+    others: ClassVar[Mapping[str, Mapping[str, str | None] | None]] = {"aiosqlite": None}
     is_default = True
 
     def place(self, url: URL, connection: Any) -> tuple[str | None, int | None, str | None]:

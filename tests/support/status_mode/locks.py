@@ -16,6 +16,7 @@ _PLAIN: dict[str, dict[str, str]] = {
     "postgresql+psycopg2": {"sslmode": "disable"},
     "postgresql+asyncpg": {"ssl": "disable"},
     "mysql+pymysql": {"ssl_disabled": "true"},
+    "mysql+mysqldb": {"ssl_mode": "DISABLED"},
 }
 """By driver, what turns encryption off, where it is not off by default."""
 
