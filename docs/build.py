@@ -42,6 +42,7 @@ MODULES = {
         "inbox_outbox.web",
     ],
     "adapters": ["inbox.testing", "outbox.testing"],
+    "faults": ["inbox_outbox.faults"],
 }
 """The pages of the reference, and the public modules on each."""
 OUTSIDE = re.compile(r"\]\(\.\./(?!docs/)([^)]+)\)")

@@ -1,3 +1,11 @@
 """The command line `inbox-outbox` for operators. Needs the extra `cli`."""
 
-from inbox_outbox_base.version import __version__ as __version__
+from typing import Any
+
+
+def __getattr__(name: str) -> Any:
+    if name != "__version__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from inbox_outbox_base.version import __version__  # here: the fault kit imports nothing else of this project
+
+    return __version__

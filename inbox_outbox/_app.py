@@ -11,10 +11,21 @@ from inbox.errors import InboxError, InvalidOption, InvalidResult, MessageNotFou
 from inbox_outbox_base.errors import secrets
 from inbox_outbox_base.version import __version__
 
-from . import _audit, _check, _doctor, _inbox, _migrate, _outbox, _repair
+from . import _inbox, _migrate, _outbox, _repair
 from ._exit import EXPLAINED, FAILED, INTERRUPTED, NOT_FOUND, USAGE, WRONG_STATUS
 from ._group import CommandGroup
-from ._operating import deciding, health, outbox_decisions, redriving, refusals, serving, top
+from ._operating import (
+    auditing,
+    checking,
+    deciding,
+    doctor,
+    health,
+    outbox_decisions,
+    redriving,
+    refusals,
+    serving,
+    top,
+)
 from ._running import log, relaying
 from ._running.serving import metrics
 
@@ -31,10 +42,10 @@ app = CommandGroup(
     pretty_exceptions_enable=False,
 )
 app.command("migrate")(_migrate.migrate)
-app.command("audit")(_audit.audit)
-app.command("check")(_check.check)
+app.command("audit")(auditing.audit)
+app.command("check")(checking.check)
 app.command("decisions")(deciding.decisions)
-app.command("doctor")(_doctor.doctor)
+app.command("doctor")(doctor.doctor)
 app.command("health")(health.health)
 app.command("metrics")(metrics)
 app.command("top")(top.top)

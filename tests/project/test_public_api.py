@@ -28,6 +28,7 @@ NAMESPACES = (
     "inbox.rocketmq",
     "inbox.schema",
     "inbox.testing",
+    "inbox_outbox.faults",
     "inbox_outbox.metrics",
     "inbox_outbox.prometheus",
     "inbox_outbox.web",

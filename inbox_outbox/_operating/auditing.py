@@ -13,12 +13,12 @@ from sqlalchemy import Engine
 import outbox
 from outbox import Audit
 
-from ._connect import Json, Schema, Url, engine_at
-from ._exit import MISSING, UNRECORDED
-from ._operating.units import duration
-from ._place import place_of, print_place
-from ._print import as_json, grid
-from ._times import length, point
+from .._connect import Json, Schema, Url, engine_at
+from .._exit import MISSING, UNRECORDED
+from .._place import place_of, print_place
+from .._print import as_json, grid
+from .._times import length, point
+from .units import duration
 
 
 class TakenBy(StrEnum):

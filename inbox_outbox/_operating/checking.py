@@ -12,10 +12,10 @@ import outbox
 from inbox import CheckReport
 from inbox.errors import TablesMissing
 
-from ._connect import Json, Schema, Url, engine_at
-from ._exit import UNSAFE
-from ._place import place_of, print_place
-from ._print import as_json, grid
+from .._connect import Json, Schema, Url, engine_at
+from .._exit import UNSAFE
+from .._place import place_of, print_place
+from .._print import as_json, grid
 
 
 def check(

@@ -8,10 +8,10 @@ import typer
 
 from inbox_outbox_base.version import __version__
 
-from . import _installed
-from ._exit import ILL
-from ._installed import Complaint
-from ._print import as_json, grid
+from inbox_outbox import _installed
+from inbox_outbox._exit import ILL
+from inbox_outbox._installed import Complaint
+from inbox_outbox._print import as_json, grid
 
 _LONG = 86_400.0
 """Seconds past the retention after which a purge is overdue."""
@@ -66,7 +66,7 @@ def _tables(url: str, schema: str | None) -> Iterator[Complaint]:
     from inbox.errors import InboxError, TablesMissing
     from inbox.schema import REVISION
 
-    from ._connect import engine_at
+    from inbox_outbox._connect import engine_at
 
     with engine_at(url, schema) as engine:
         with engine.connect() as connection:

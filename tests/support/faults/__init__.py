@@ -1,0 +1,1 @@
+"""Handlers for the fault kit, and the shop whose messages they take."""
