@@ -81,5 +81,6 @@ class _Reports:
             found = len(report["violations"])
             terminalreporter.line(
                 f"{report['handler']} on {report['database']}, seed {report['seed']}: "
-                f"{sum(report['tried'].values())} faults, {found or 'no'} violation{'s' * (found != 1)}"
+                f"{sum(report['tried'].values())} faults, {found or 'no'} violation{'s' * (found != 1)}; "
+                f"not tried: {', '.join(report['not_tried']) or 'none'}"
             )

@@ -11,6 +11,8 @@ from ._postgresql import PostgreSQLWire
 from ._wire import Wire
 
 _HERE = "127.0.0.1"
+_ENCRYPTION = ("ssl", "gssencmode", "channel_binding")
+"""How the options begin that ask for encryption; the proxy offers none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,8 @@ class DatabaseAddress:
         if _dialogue(parts) is not self.dialogue or there != (self.host, self.port):
             return value
         user, at, _ = parts.netloc.rpartition("@")
-        options = [(name, each) for name, each in parse_qsl(parts.query, True) if not name.startswith("ssl")]
+        given = parse_qsl(parts.query, keep_blank_values=True)
+        options = [(name, each) for name, each in given if not name.startswith(_ENCRYPTION)]
         return parts._replace(netloc=f"{user}{at}{_HERE}:{port}", query=urlencode(options)).geturl()
 
 

@@ -5,7 +5,7 @@ import secrets
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -71,8 +71,8 @@ def exactly_once(
     """
     started = time.monotonic()
     address, target = address_of(url), _target(handler)
-    kinds = _kinds(only)
-    _check(lease=lease, limit=limit, seed=seed)
+    kinds = _kinds([only] if isinstance(only, str) else only)
+    _check(lease=lease, limit=limit, seed=seed, messages=messages, effects=effects)
     seed = secrets.randbelow(10**6) if seed is None else seed
     chance = random.Random(seed)
     stage = Stage()
@@ -83,7 +83,7 @@ def exactly_once(
         environment = address.environment(proxy.port if proxy else 0, environ)
         launcher = Launcher(target, environment, stage)
         try:
-            launcher.forks = launcher.threads == 1 and not (proxy and proxy.opened)
+            launcher.forks = launcher.forks and not (proxy and proxy.opened)
             options = TrialOptions(messages=messages, effects=effects, lease=lease, restart=restart)
             trials = FaultTrials(launcher, stage, options, chance)
             spots, number = trials.without_fault()
@@ -91,13 +91,15 @@ def exactly_once(
                 raise UnusableHandler(_elsewhere(address))
             reasons = _reasons(address, spots, number, lease=lease, restart=restart)
             faults = plan(spots, {*reasons, *(set(FaultKind) - kinds)})
+            if not faults:
+                raise UnusableHandler(f"only: none of these can be tried: {_words(reasons, kinds)}")
             tried, violations, missed = _try(trials, faults, sample(faults, limit, chance))
         finally:
             launcher.close()
     finally:
         if proxy is not None:
             proxy.close()
-    not_tried = {str(kind): reason for kind, reason in reasons.items() if kind in kinds}
+    not_tried = _words(reasons, kinds)
     if limit is not None and limit < len(faults):
         not_tried["others"] = f"{len(faults) - limit} more faults; limit={limit}"
     return FaultReport(
@@ -152,6 +154,10 @@ def _reasons(
     return reasons
 
 
+def _words(reasons: Mapping[FaultKind, str], kinds: Collection[FaultKind]) -> dict[str, str]:
+    return {str(kind): reason for kind, reason in reasons.items() if kind in kinds}
+
+
 def _target(handler: Callable[[Any], Any] | str) -> HandlerTarget:
     if isinstance(handler, str):
         module, colon, name = handler.partition(":")
@@ -172,7 +178,10 @@ def _kinds(only: Iterable[FaultKind | str]) -> set[FaultKind]:
         raise ValueError(f"only: {error}; there are: {', '.join(FaultKind)}") from None
 
 
-def _check(*, lease: float | None, limit: int | None, seed: int | None) -> None:
+def _check(*, lease: float | None, limit: int | None, seed: int | None, **functions: object) -> None:
+    for name, function in functions.items():
+        if not callable(function):
+            raise TypeError(f"{name}: expected a function, got {function!r}")
     if lease is not None and not 0 < lease <= 3600:
         raise ValueError(f"lease: expected more than 0 and at most 3600 seconds, got {lease!r}")
     if limit is not None and limit < 1:

@@ -52,7 +52,8 @@ class HandlerProcess:
             raise UnusableHandler("handler: its process ended before it took a message")
         self._work, self._marks, self._lines = (each for each in found if each is not None)
         self._asking = threading.Lock()
-        threading.Thread(target=self._hear, daemon=True).start()
+        self._hearing = threading.Thread(target=self._hear, daemon=True)
+        self._hearing.start()
 
     def give(self, message: Any) -> None:
         """Begin a delivery."""
@@ -67,7 +68,7 @@ class HandlerProcess:
         try:
             return DeliveryOutcome(self._work.recv()) if self._work.poll(timeout) else None
         except (EOFError, OSError):
-            self.is_dead = True
+            self._is_gone()
             return DeliveryOutcome("the process ended", is_dead=True)
 
     def line(self) -> str:
@@ -89,7 +90,7 @@ class HandlerProcess:
         with suppress(EOFError, OSError):
             while self._work.poll(max(deadline - time.monotonic(), 0)):
                 self._work.recv()
-        self.is_dead = True
+        self._is_gone()
 
     def freeze(self) -> None:
         """Stop it wherever it is; it will not notice."""
@@ -103,6 +104,10 @@ class HandlerProcess:
         """End it."""
         if not self.is_dead:
             self.kill()
+
+    def _is_gone(self) -> None:
+        self.is_dead = True
+        self._hearing.join(1)  # it has heard of the end, too
         for connection in (self._work, self._marks, self._lines):
             connection.close()
 
@@ -129,9 +134,8 @@ class Launcher:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._started: list[HandlerProcess] = []
         self._connections: list[Connection] = []
-        self.forks = True
         try:
-            self.threads = self._launch(directly=False)
+            self.forks = self._launch(directly=False)
         except BaseException:
             self.close()
             raise
@@ -159,8 +163,8 @@ class Launcher:
             launched.wait()
         self._switchboard.close()
 
-    def _launch(self, *, directly: bool) -> int:
-        """The number of threads that there are when the handler is imported."""
+    def _launch(self, *, directly: bool) -> bool:
+        """Start a Python that imports the handler; whether it can fork then."""
         launched = subprocess.Popen(
             [sys.executable, "-c", _START.format(path=sys.path)],
             env=self._environment | {ADDRESS: self._switchboard.address},
@@ -181,4 +185,4 @@ class Launcher:
             raise UnusableHandler(
                 f"handler: {self._target.module}:{self._target.name} cannot be loaded\n{what}"
             )
-        return int(what)
+        return bool(what)

@@ -75,6 +75,8 @@ class PostgreSQLWire:
             self._is_extended = True
             self._requests.append(self._runs_some)
             self._runs_some = False
+        elif kind == b"F":  # a function call of the older kind, as for large objects
+            self._requests.append(False)
         return None
 
 

@@ -57,7 +57,7 @@ def launch() -> None:
     except BaseException:  # noqa: BLE001 - the kit says it
         orders.send(("failed", traceback.format_exc()))
         return
-    orders.send(("ready", threading.active_count()))
+    orders.send(("ready", _can_fork()))
     while _is_asked(orders):
         pid = os.fork()
         if pid == 0:
@@ -74,8 +74,19 @@ def _serve(address: str, orders: Connection, target: HandlerTarget) -> None:
     except BaseException:  # noqa: BLE001 - the kit says it
         orders.send(("failed", traceback.format_exc()))
         return
-    orders.send(("ready", threading.active_count()))
+    orders.send(("ready", False))
     _work(address, handler)
+
+
+def _can_fork() -> bool:
+    """Whether a fork shares neither threads nor connections with this process, its connection to the kit
+    aside. Where there is no /proc, connections and the threads of libraries are not seen."""
+    tasks, files = Path("/proc/self/task"), Path("/proc/self/fd")
+    if not files.is_dir():
+        return threading.active_count() == 1
+    own = [file for file in files.iterdir() if int(file.name) > 2 and file.is_symlink()]
+    sockets = [file for file in own if str(file.readlink()).startswith("socket:")]
+    return len(list(tasks.iterdir())) == 1 and len(sockets) == 1
 
 
 def _is_asked(orders: Connection) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 _LITERAL = re.compile(r"'(?:[^']|'')*'|\$([A-Za-z_]\w*|)\$.*?\$\1\$|(?<![\w$])\d+\b|\d{6,}")
 """What differs from message to message, and what is drawn by chance in names."""
-_BEGIN = re.compile(r"(BEGIN|START\s+TRANSACTION)\b", re.IGNORECASE)
+_BEGIN = re.compile(r"(BEGIN|START TRANSACTION)\b[^;]*;?$", re.IGNORECASE)
 _COMMIT = re.compile(r"(COMMIT|END)\b(?!\s+PREPARED)", re.IGNORECASE)
 _BLOCKED, _IDLE = 0.4, 2.0
 """Seconds without an answer to a statement, and without anything, after which a delivery counts as waiting

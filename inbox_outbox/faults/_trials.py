@@ -1,5 +1,6 @@
 """Tries faults: each with messages of its own, which are delivered until the handler answers."""
 
+import pickle
 import random
 import re
 import secrets
@@ -127,6 +128,10 @@ class FaultTrials:
         messages = list(self._options.messages(self._run))
         if not messages:
             raise ValueError("messages: it returned none")
+        try:
+            pickle.dumps(messages)
+        except Exception as error:
+            raise TypeError(f"messages: they cannot be passed to a process: {error}") from error
         before = self._rows()
         self._stage.run_begins()
         return self._run, messages, before
@@ -180,8 +185,9 @@ class FaultTrials:
         self._stage.watch(first.pid, spot.message, Strike(spot, fault.is_before, act))
         first.give(message)
         outcomes: list[DeliveryOutcome | None] = [None, None]
+        deadline = time.monotonic() + _HUNG
         while not is_there.is_set() and outcomes[0] is None:
-            outcomes[0] = first.result(0.01)
+            outcomes[0] = first.result(0.01) if time.monotonic() < deadline else self._outcome(first)
         if is_there.is_set():
             if fault.kind is FaultKind.LEASE_LOST:
                 first.freeze()
@@ -214,10 +220,10 @@ class FaultTrials:
         return self._finish(messages) or stuck
 
     def _out_of_order(self, messages: Sequence[Any]) -> str | None:
-        order = list(messages)
-        while order == list(messages):
-            self._chance.shuffle(order)
-        return self._finish(order)
+        order = places = list(range(len(messages)))
+        while order == places:
+            order = self._chance.sample(places, len(places))
+        return self._finish([messages[place] for place in order])
 
     def _ack_lost(self, messages: Sequence[Any]) -> str | None:
         stuck = self._acked_and_killed(messages)
@@ -227,11 +233,13 @@ class FaultTrials:
         stuck = None
         for message in messages:
             stuck = self._finish([message]) or stuck
-            self._ready.pop().kill()
+            if self._ready:  # the last one has just answered
+                self._ready.pop().kill()
         return stuck
 
     def _finish(self, messages: Sequence[Any]) -> str | None:
-        """Deliver each message until the handler answers; what it raises, if one seems stuck."""
+        """Deliver each message until the handler answers, or seems never to; what it raises then."""
+        stuck = None
         waiting = deque((message, 1) for message in messages)
         started, pause = time.monotonic(), 0.01
         while waiting:
@@ -240,11 +248,12 @@ class FaultTrials:
             if error is None:
                 continue
             if number >= _ENOUGH and time.monotonic() - started > self._patience:
-                return error
+                stuck = error
+                continue
             waiting.append((message, number + 1))
             time.sleep(pause)
             pause = min(2 * pause, 0.2)
-        return None
+        return stuck
 
     def _deliver(self, process: HandlerProcess, message: Any) -> DeliveryOutcome:
         process.give(message)

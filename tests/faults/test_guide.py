@@ -55,6 +55,7 @@ def test_what_the_page_shows(postgres: Database, folder: Path) -> None:
     assert "exactly_once" in (folder / "j.xml").read_text()
 
 
+@pytest.mark.long
 def test_the_repaired_handler(postgres: Database, folder: Path) -> None:
     """The page's second handler passes."""
     (folder / "shop.py").write_text(RIGHT)

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from examples.embedded_postgres import EmbeddedPostgres
 from inbox_outbox import faults
 from inbox_outbox.faults import FaultKind, UnusableHandler, ViolationKind, exactly_once
 from inbox_outbox.faults._plan import plan, sample
-from inbox_outbox.faults._stage import Spot, SpotKind
+from inbox_outbox.faults._stage import Spot, SpotKind, Stage
 from tests import servers
 from tests.servers import Server
 from tests.support.database import Database
@@ -93,6 +94,7 @@ def plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         ({"only": ["killed", "drowned"]}, "only: 'drowned' is not a valid FaultKind; there are: killed, "),
         ({"lease": 0}, "lease: expected more than 0 and at most 3600 seconds, got 0"),
         ({"limit": 0}, "limit: expected at least 1, got 0"),
+        ({"effects": 5}, "effects: expected a function, got 5"),
     ],
 )
 def test_invalid_options(options: dict[str, Any], said: str) -> None:
@@ -104,7 +106,7 @@ def test_invalid_options(options: dict[str, Any], said: str) -> None:
         "url": "sqlite:///a.db",
         "effects": Counter,
     } | options
-    with pytest.raises(ValueError, match="^" + said.replace("+", r"\+")) as caught:
+    with pytest.raises((ValueError, TypeError), match="^" + said.replace("+", r"\+")) as caught:
         exactly_once(**given)
     assert "secret" not in str(caught.value)
 
@@ -121,6 +123,10 @@ def test_what_cannot_be_tried(shop: Shop, plain: str) -> None:
     }.items():
         with pytest.raises(UnusableHandler, match=said):
             shop.under_faults(f"{plain}:{name}")
+    with pytest.raises(UnusableHandler, match=r"only: none of these can be tried: .*lease= is not given"):
+        shop.under_faults(f"{plain}:insists", only=["lease lost"])
+    with pytest.raises(TypeError, match="messages: they cannot be passed to a process: "):
+        shop.under_faults(f"{plain}:insists", messages=lambda run: [(run, threading.Lock())])
     elsewhere = {"environ": {"SHOP_URL": shop.url.replace("127.0.0.1", "localhost")}}
     with pytest.raises(UnusableHandler, match=r"opened no connection to 127\.0\.0\.1"):
         shop.under_faults(f"{plain}:insists", **elsewhere)
@@ -191,6 +197,27 @@ def test_a_server_that_crashes(private_postgres: EmbeddedPostgres) -> None:
         (ViolationKind.LOST, "after COMMIT"),
         (ViolationKind.LOST, "before COMMIT #2"),
     }
+
+
+@pytest.mark.parametrize(
+    ("statement", "kind", "text"),
+    [
+        ("BEGIN", None, ""),
+        ("START TRANSACTION READ WRITE;", None, ""),
+        ("BEGIN; DELETE FROM a; COMMIT", SpotKind.STATEMENT, "BEGIN; DELETE FROM a; COMMIT"),
+        ("commit;", SpotKind.COMMIT, "commit;"),
+        ("COMMIT PREPARED 'a'", SpotKind.STATEMENT, "COMMIT PREPARED ?"),
+        ("SELECT  'it''s', 5\n FROM a1 WHERE b=$1", SpotKind.STATEMENT, "SELECT ?, ? FROM a1 WHERE b=$1"),
+        ("SAVEPOINT own_1234567", SpotKind.STATEMENT, "SAVEPOINT own_?"),
+        ("SELECT $x1a$a 'b$x1a$, $1", SpotKind.STATEMENT, "SELECT ?, $1"),
+    ],
+)
+def test_how_a_place_is_recognised(statement: str, kind: SpotKind | None, text: str) -> None:
+    """By what does not differ from message to message; to begin a transaction is no place."""
+    stage = Stage()
+    stage.watch(1, 0)
+    spot = Spot(0, kind, text, 1) if kind else None
+    assert stage.before(1, statement) == (True, (1, spot))
 
 
 def test_a_seed_repeats_a_run() -> None:
