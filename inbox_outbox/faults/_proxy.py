@@ -25,7 +25,7 @@ class Watcher(Protocol):
         gets it."""
 
 
-class _Link:
+class WireLink:
     """A client's connection, and the one to the server that belongs to it."""
 
     def __init__(self, client: socket.socket, server: socket.socket, wire: Wire, owner: Any) -> None:
@@ -34,6 +34,7 @@ class _Link:
         self.wire = wire
         self.owner = owner
         self.running: list[Any] = []
+        self.open_ways = 2
         for side in (client, server):
             with suppress(OSError):  # not every socket is TCP
                 side.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -52,7 +53,8 @@ class _Link:
 class WireProxy:
     """Listens on 127.0.0.1:`port` and passes on what `watcher` does not stop.
 
-    `owner`: whose the connections are that are opened from now on. `opened`: how many there were.
+    `owner`: whose the connections are that are opened from now on. `opened`, `ended`: how many connections
+    there were, and how many of them have ended. `links`: the others.
     """
 
     def __init__(
@@ -60,10 +62,12 @@ class WireProxy:
     ) -> None:
         self.owner: Any = None
         self.opened = 0
+        self.ended = 0
+        self.links: set[WireLink] = set()
+        self._lock = threading.Lock()
         self._connect = connect
         self._wire = wire
         self._watcher = watcher
-        self._links: set[_Link] = set()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         _start(self._accept)
@@ -73,14 +77,13 @@ class WireProxy:
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        for link in list(self._links):
+        for link in list(self.links):
             link.reset()
 
     def _accept(self) -> None:
         with suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                self.opened += 1
                 self._open(client)
 
     def _open(self, client: socket.socket) -> None:
@@ -89,18 +92,26 @@ class WireProxy:
         except OSError:
             client.close()
             return
-        link = _Link(client, server, self._wire(), self.owner)
-        self._links.add(link)
+        link = WireLink(client, server, self._wire(), self.owner)
+        self.links.add(link)
+        self.opened += 1
         for pump in (self._to_server, self._to_client):
             _start(partial(self._until_broken, pump, link))
 
-    def _until_broken(self, pump: Callable[[_Link], None], link: _Link) -> None:
+    def _until_broken(self, pump: Callable[[WireLink], bool], link: WireLink) -> None:
+        """Pass on what comes from one side. At its orderly end the other side may still send."""
+        goes_on = False
         with suppress(OSError):
-            pump(link)
+            goes_on = pump(link)
+        with self._lock:
+            link.open_ways = link.open_ways - 1 if goes_on else 0
+            if link.open_ways or link not in self.links:
+                return
+            self.links.remove(link)
+            self.ended += 1
         link.reset()
-        self._links.discard(link)
 
-    def _to_server(self, link: _Link) -> None:
+    def _to_server(self, link: WireLink) -> bool:
         while chunk := link.client.recv(_CHUNK):
             for piece in link.wire.from_client(chunk):
                 if piece.reply:
@@ -108,11 +119,13 @@ class WireProxy:
                 if piece.statement is not None:
                     goes_on, running = self._watcher.before(link.owner, piece.statement)
                     if not goes_on:
-                        return
+                        return False
                     link.running.append(running)
                 link.server.sendall(piece.data)
+        link.server.shutdown(socket.SHUT_WR)
+        return True
 
-    def _to_client(self, link: _Link) -> None:
+    def _to_client(self, link: WireLink) -> bool:
         while chunk := link.server.recv(_CHUNK):
             answer = bytearray()
             for piece in link.wire.from_server(chunk):
@@ -121,9 +134,11 @@ class WireProxy:
                     answer.clear()
                     running, link.running = link.running, []
                     if not all(list(map(self._watcher.after, running))):
-                        return
+                        return False
                 answer += piece.data
             link.client.sendall(answer)
+        link.client.shutdown(socket.SHUT_WR)
+        return True
 
 
 def _start(work: Callable[[], None]) -> None:

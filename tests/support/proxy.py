@@ -1,16 +1,15 @@
 """A TCP proxy that can lose a chosen message between a client and its server."""
 
 import socket
-import struct
 import threading
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Self
 
-CHUNK = 65_536
+from inbox_outbox.faults._proxy import WireProxy
+from inbox_outbox.faults._wire import Piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,26 +22,19 @@ class Cut:
     stall: bool = False
 
 
-@dataclass(slots=True)
-class Link:
-    """A client's connection, and the one to the server that the proxy opened for it."""
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """A wire of any protocol: every chunk of bytes counts as a statement, or as an answer."""
 
-    client: socket.socket
-    server: socket.socket
-    losing_the_answer: threading.Event = field(default_factory=threading.Event)
-    stalls: bool = False
-    has_ended: bool = False
+    answer: Callable[[bytes], bytes]
 
-    def reset(self) -> None:
-        """Break both connections immediately, so that each side sees an error instead of an orderly end."""
-        for side in (self.client, self.server):
-            with suppress(OSError):
-                # Closing with a linger time of zero sends RST instead of FIN.
-                side.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            # Wakes the thread that is reading from it; closing alone would leave it waiting.
-            with suppress(OSError):
-                side.shutdown(socket.SHUT_RD)
-            side.close()
+    def from_client(self, data: bytes) -> Iterator[Piece]:
+        """The chunk as it is."""
+        yield Piece(data, statement=data.decode("latin-1"))
+
+    def from_server(self, data: bytes) -> Iterator[Piece]:
+        """The part of the server's bytes that a client gets."""
+        yield Piece(self.answer(data), ends=True)
 
 
 class TcpProxy:
@@ -54,25 +46,23 @@ class TcpProxy:
     """
 
     def __init__(self, host: str, port: int) -> None:
-        self._upstream = (host, port)
         self._cut: Cut | None = None
         self._lock = threading.Lock()
-        self._links: list[Link] = []
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
         self.was_cut = threading.Event()
         self._is_over = threading.Event()
-        _start(self._accept)
+        connect = partial(socket.create_connection, (host, port))
+        self._proxy = WireProxy(connect, lambda: Chunks(self._answer), self)
+        self.port = self._proxy.port
 
     @property
     def opened(self) -> int:
         """How many connections clients have opened."""
-        return len(self._links)
+        return self._proxy.opened
 
     @property
     def ended(self) -> int:
         """How many of them have ended."""
-        return sum(link.has_ended for link in self._links)
+        return self._proxy.ended
 
     def cut_on(self, match: Callable[[bytes], bool], *, forward: bool) -> None:
         """Break the connection whose client first sends bytes that match; all others go on.
@@ -80,16 +70,12 @@ class TcpProxy:
         With `forward` the server gets those bytes and its answer is lost; without, it never gets
         them. It happens once; `was_cut` is set when it has.
         """
-        self.was_cut.clear()
-        with self._lock:
-            self._cut = Cut(match, forward)
+        self._lie_in_wait(Cut(match, forward))
 
     def stall_on(self, match: Callable[[bytes], bool]) -> None:
         """Stop reading from the server for the client whose bytes match, from the answer on, while its
         connection stays open. It happens once; `was_cut` is set when it has."""
-        self.was_cut.clear()
-        with self._lock:
-            self._cut = Cut(match, forward=True, stall=True)
+        self._lie_in_wait(Cut(match, forward=True, stall=True))
 
     def __enter__(self) -> Self:
         return self
@@ -101,67 +87,34 @@ class TcpProxy:
         traceback: TracebackType | None,
     ) -> None:
         self._is_over.set()
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        with self._lock:
-            for link in self._links:
-                link.reset()
+        self._proxy.close()
 
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                self._open(client)
+    def before(self, _: object, chunk: str) -> tuple[bool, Cut | None]:
+        """Whether the server gets a chunk, and what becomes of the answer."""
+        cut = self._take_cut(chunk.encode("latin-1"))
+        if cut is None or cut.forward:
+            return True, cut
+        self.was_cut.set()
+        return False, None
 
-    def _open(self, client: socket.socket) -> None:
-        try:
-            server = socket.create_connection(self._upstream)
-        except OSError:
-            client.close()
-            return
-        link = Link(client, server)
-        for side in (client, server):
-            side.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        with self._lock:
-            self._links.append(link)
-        for pump in (self._to_server, self._to_client):
-            _start(partial(self._until_broken, pump, link))
-
-    def _until_broken(self, pump: Callable[[Link], None], link: Link) -> None:
-        try:
-            pump(link)
-        except OSError:
-            link.reset()
-        link.has_ended = True
-
-    def _to_server(self, link: Link) -> None:
-        while chunk := link.client.recv(CHUNK):
-            cut = self._take_cut(chunk)
-            if cut is not None and not cut.forward:
-                self._break(link)
-                return
-            if cut is not None:
-                link.stalls = cut.stall
-                link.losing_the_answer.set()
-            link.server.sendall(chunk)
-        link.server.shutdown(socket.SHUT_WR)
-
-    def _to_client(self, link: Link) -> None:
-        while chunk := link.server.recv(CHUNK):
-            if link.losing_the_answer.is_set() and link.stalls:
-                self.was_cut.set()
-                self._is_over.wait()
-                return
-            if link.losing_the_answer.is_set():
-                self._break(link)
-                return
-            link.client.sendall(self._answer(chunk))
-        link.client.shutdown(socket.SHUT_WR)
+    def after(self, running: Cut | None) -> bool:
+        """Whether the client gets the answer."""
+        if running is None:
+            return True
+        # First, so that a client that sees the connection break also sees that it was cut.
+        self.was_cut.set()
+        if running.stall:
+            self._is_over.wait()
+        return False
 
     def _answer(self, chunk: bytes) -> bytes:
         """The part of the server's bytes that a client gets."""
         return chunk
+
+    def _lie_in_wait(self, cut: Cut) -> None:
+        self.was_cut.clear()
+        with self._lock:
+            self._cut = cut
 
     def _take_cut(self, chunk: bytes) -> Cut | None:
         with self._lock:
@@ -170,12 +123,3 @@ class TcpProxy:
                 return None
             self._cut = None
             return cut
-
-    def _break(self, link: Link) -> None:
-        # First, so that a client that sees the connection break also sees that it was cut.
-        self.was_cut.set()
-        link.reset()
-
-
-def _start(work: Callable[[], None]) -> None:
-    threading.Thread(target=work, daemon=True).start()

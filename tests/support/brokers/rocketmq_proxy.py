@@ -20,7 +20,7 @@ class RocketProxy(TcpProxy):
     def end_first_calls(self) -> None:
         """End the first call of each connection, as a load balancer ends an idle one; other calls on the
         connection go on. A consumer's first call is its telemetry stream."""
-        for link in self._links:
+        for link in list(self._proxy.links):
             with suppress(OSError):
                 link.client.sendall(_END_OF_FIRST_CALL)
 
