@@ -65,6 +65,7 @@ LONG_FILES = (
     "examples/test_demo",
     "status_mode/test_ends",
     "migrations/test_own_alembic",
+    "faults/test_handlers",
     "relay/test_share",
     "examples/test_order_flow",
     "relay/test_wake",

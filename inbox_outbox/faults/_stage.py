@@ -11,7 +11,7 @@ from typing import Any
 
 _LITERAL = re.compile(r"'(?:[^']|'')*'|\$([A-Za-z_]\w*|)\$.*?\$\1\$|(?<![\w$])\d+\b|\d{6,}")
 """What differs from message to message, and what is drawn by chance in names."""
-_BEGIN = re.compile(r"(BEGIN|START TRANSACTION)\b[^;]*;?$", re.IGNORECASE)
+_BEGIN = re.compile(r"(BEGIN|START TRANSACTION)\b[^;]*$", re.IGNORECASE)
 _COMMIT = re.compile(r"(COMMIT|END)\b(?!\s+PREPARED)", re.IGNORECASE)
 _BLOCKED, _IDLE = 0.4, 2.0
 """Seconds without an answer to a statement, and without anything, after which a delivery counts as waiting
@@ -128,7 +128,7 @@ class Stage:
 
     def before(self, owner: int, statement: str) -> tuple[bool, tuple[int, Spot | None]]:
         """A statement is about to reach the server."""
-        text = " ".join(statement.split())
+        text = " ".join(statement.split()).rstrip("; ")
         goes_on, spot = True, None
         if text and not _BEGIN.match(text):
             kind = SpotKind.COMMIT if _COMMIT.match(text) else SpotKind.STATEMENT

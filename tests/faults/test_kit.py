@@ -66,6 +66,26 @@ connection = psycopg.connect(os.environ["SHOP_URL"].replace("+psycopg", ""), aut
 def bill(message):
     connection.execute("INSERT INTO bill VALUES (%s, 500)", [message["order"]])
 """
+THREAD = """
+import queue, threading
+import plain_handlers
+
+tasks = queue.Queue()
+
+def work():
+    while True:
+        message, done = tasks.get()
+        with plain_handlers.connected() as connection:
+            connection.execute("INSERT INTO bill VALUES (%s, 500)", [message["order"]])
+        done.set()
+
+threading.Thread(target=work, daemon=True).start()
+
+def bill(message):
+    done = threading.Event()
+    tasks.put((message, done))
+    done.wait()
+"""
 
 
 @pytest.fixture
@@ -79,6 +99,7 @@ def plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A module of handlers that is loaded fast."""
     (tmp_path / "plain_handlers.py").write_text(PLAIN)
     (tmp_path / "opens_early.py").write_text(OPENS)
+    (tmp_path / "has_a_thread.py").write_text(THREAD)
     monkeypatch.syspath_prepend(tmp_path)
     return "plain_handlers"
 
@@ -159,8 +180,12 @@ def test_messages_that_depend_on_each_other(shop: Shop, plain: str) -> None:
 
 
 @on("postgresql")
-def test_a_connection_that_the_import_opens(shop: Shop, plain: str) -> None:
-    """Processes do not share it: each imports the handler for itself."""
+def test_what_the_import_begins(shop: Shop, plain: str) -> None:
+    """Processes do not share a connection that the import opens, and they have the threads that it starts:
+    each imports the handler for itself."""
+    assert plain
+    report = shop.under_faults("has_a_thread:bill", only=["acknowledgement lost"], limit=1)
+    assert report.tried == {FaultKind.ACK_LOST: 1}
     report = shop.under_faults("opens_early:bill", only=["killed", "delivered twice at once"])
     assert {each.fault for each in report.violations} == {FaultKind.KILLED, FaultKind.AT_ONCE}
 
@@ -205,7 +230,7 @@ def test_a_server_that_crashes(private_postgres: EmbeddedPostgres) -> None:
         ("BEGIN", None, ""),
         ("START TRANSACTION READ WRITE;", None, ""),
         ("BEGIN; DELETE FROM a; COMMIT", SpotKind.STATEMENT, "BEGIN; DELETE FROM a; COMMIT"),
-        ("commit;", SpotKind.COMMIT, "commit;"),
+        ("commit;", SpotKind.COMMIT, "commit"),
         ("COMMIT PREPARED 'a'", SpotKind.STATEMENT, "COMMIT PREPARED ?"),
         ("SELECT  'it''s', 5\n FROM a1 WHERE b=$1", SpotKind.STATEMENT, "SELECT ?, ? FROM a1 WHERE b=$1"),
         ("SAVEPOINT own_1234567", SpotKind.STATEMENT, "SAVEPOINT own_?"),

@@ -1,6 +1,7 @@
 """The proxy of the fault kit sees every statement, however a driver sends it."""
 
 import asyncio
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
@@ -11,9 +12,10 @@ import pymysql
 import pytest
 from pymysql.constants.CLIENT import MULTI_STATEMENTS
 from pymysql.cursors import SSCursor
-from sqlalchemy import URL
+from sqlalchemy import URL, text
 
 from inbox_outbox.faults._address import address_of
+from inbox_outbox.faults._postgresql import PostgreSQLWire
 from inbox_outbox.faults._proxy import WireProxy
 from tests.support.database import Database
 from tests.support.on_servers import BOTH_MYSQL, on
@@ -25,6 +27,8 @@ class Heard:
     def __init__(self) -> None:
         self.came: list[str] = []
         self.answered: list[str] = []
+        self.look: Callable[[], object] = lambda: None
+        self.seen: list[object] = []
 
     def before(self, _: object, statement: str) -> tuple[bool, str]:
         """It may go on."""
@@ -34,6 +38,7 @@ class Heard:
     def after(self, running: str) -> bool:
         """It may go on."""
         self.answered.append(running)
+        self.seen.append(self.look())
         return True
 
 
@@ -53,9 +58,9 @@ def test_the_ways_of_psycopg(heard: tuple[Heard, URL]) -> None:
     """Parameters, prepared statements, COPY, a pipeline, a cursor on the server, an error: each statement is
     seen once, when the server runs it, and so is the end of its answer. Encryption is declined."""
     said, url = heard
-    text = url.set(drivername="postgresql").render_as_string(hide_password=False)
+    address = url.set(drivername="postgresql").render_as_string(hide_password=False)
     add = "INSERT INTO x VALUES ($1)"
-    with psycopg.connect(text, prepare_threshold=2) as connection:
+    with psycopg.connect(address, prepare_threshold=2) as connection:
         connection.execute("CREATE TEMP TABLE x (a INT)")
         for number in range(4):
             connection.execute("INSERT INTO x VALUES (%s)", (number,))
@@ -84,6 +89,30 @@ def test_the_ways_of_psycopg(heard: tuple[Heard, URL]) -> None:
         "COMMIT",
     ]
     assert said.answered == said.came
+
+
+def _message(kind: str, body: bytes = b"") -> bytes:
+    return kind.encode() + struct.pack("!I", len(body) + 4) + body
+
+
+def test_copy_by_both_protocols() -> None:
+    """The server ignores a Sync before COPY's data in the extended protocol, but answers one after COPY in
+    the simple protocol, as asyncpg sends it. What follows finds its own answer in both cases."""
+    wire = PostgreSQLWire()
+    begun = struct.pack("!II", 8, 196608)
+    query, ready = _message("Q", b"SELECT 1\0"), _message("Z", b"I")
+    simple = [_message("Q", b"COPY x FROM STDIN\0"), _message("c") + _message("S")]
+    prepared = _message("P", b"\0COPY x FROM STDIN\0\0\0") + _message("B", bytes(8))
+    extended = [prepared + _message("E", bytes(5)) + _message("S"), _message("c") + _message("S")]
+    for (first, data), answers in ((simple, [True, False]), (extended, [True])):
+        sent = [piece.statement for piece in wire.from_client(begun + first) if piece.statement]
+        assert sent == ["COPY x FROM STDIN"]
+        assert not [piece for piece in wire.from_server(_message("G")) if piece.ends]
+        assert not [piece for piece in wire.from_client(data) if piece.statement]
+        assert [piece.statement for piece in wire.from_client(query)] == ["SELECT 1"]
+        assert [piece.ends for piece in wire.from_server(ready * len(answers))] == answers
+        assert [piece.ends for piece in wire.from_server(ready)] == [True]
+        begun = b""
 
 
 def _pymysql(place: dict[str, Any]) -> list[str]:
@@ -122,3 +151,17 @@ def test_the_ways_of_mysql(heard: tuple[Heard, URL], run: Callable[[dict[str, An
     expected = run({"host": url.host, "port": url.port, **options})
     assert [each for each in said.came if not each.startswith("SET ")] == expected
     assert said.answered == said.came
+
+
+@on("mariadb")
+def test_an_answer_ends_with_its_last_result(heard: tuple[Heard, URL], database: Database) -> None:
+    """Of several statements that are sent at once, the last one has been run by then."""
+    said, url = heard
+    engine = database.engine(isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(text("CREATE TABLE x (a INT)"))
+        said.look = lambda: connection.scalar(text("SELECT count(*) FROM x"))
+        through = database.engine_at(url, connect_args={"client_flag": MULTI_STATEMENTS, "autocommit": True})
+        with through.connect() as other:
+            other.exec_driver_sql("INSERT INTO x VALUES (1); INSERT INTO x SELECT SLEEP(0.2)")
+    assert said.seen[said.came.index("INSERT INTO x VALUES (1); INSERT INTO x SELECT SLEEP(0.2)")] == 2

@@ -12,6 +12,7 @@ from inbox_outbox import faults
 ENGINE = create_engine(os.environ.get("SHOP_URL", "sqlite://"))
 BILL = text("INSERT INTO bill VALUES (:order, :cents)")
 LOCK = 0.3
+REMEMBERED: set[str] = set()
 
 Message = dict[str, Any]
 
@@ -106,10 +107,29 @@ def answers_early(message: Message) -> None:
 
 
 def locks_for_a_while(message: Message) -> None:
-    """A lock that expires is all that holds a duplicate back."""
+    """A lock that expires unless it is renewed is all that holds a duplicate back."""
     from redis import Redis  # the others do without
 
-    if Redis.from_url(os.environ["SHOP_REDIS"]).set(message["order"], "1", nx=True, px=int(LOCK * 1000)):
+    redis, is_over = Redis.from_url(os.environ["SHOP_REDIS"]), threading.Event()
+    milliseconds = int(LOCK * 1000)
+
+    def renew() -> None:
+        while not is_over.wait(LOCK / 5):
+            redis.pexpire(message["order"], milliseconds)
+
+    if redis.set(message["order"], "1", nx=True, px=milliseconds):
+        threading.Thread(target=renew, daemon=True).start()
+        try:
+            with ENGINE.begin() as connection:
+                connection.execute(BILL, message)
+        finally:
+            is_over.set()
+
+
+def remembers(message: Message) -> None:
+    """The process remembers what it has seen: the next process does not."""
+    if message["order"] not in REMEMBERED:
+        REMEMBERED.add(message["order"])
         with ENGINE.begin() as connection:
             connection.execute(BILL, message)
 
