@@ -6,6 +6,8 @@ from typing import Any
 def __getattr__(name: str) -> Any:
     if name != "__version__":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from inbox_outbox_base.version import __version__  # here: the fault kit imports nothing else of this project
+    from inbox_outbox_base.version import (
+        __version__,  # here: the fault kit imports nothing else of this project
+    )
 
     return __version__

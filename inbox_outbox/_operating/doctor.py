@@ -6,12 +6,11 @@ from typing import Annotated
 
 import typer
 
-from inbox_outbox_base.version import __version__
-
 from inbox_outbox import _installed
 from inbox_outbox._exit import ILL
 from inbox_outbox._installed import Complaint
 from inbox_outbox._print import as_json, grid
+from inbox_outbox_base.version import __version__
 
 _LONG = 86_400.0
 """Seconds past the retention after which a purge is overdue."""
@@ -65,7 +64,6 @@ def _tables(url: str, schema: str | None) -> Iterator[Complaint]:
     from inbox._migrating.version import current
     from inbox.errors import InboxError, TablesMissing
     from inbox.schema import REVISION
-
     from inbox_outbox._connect import engine_at
 
     with engine_at(url, schema) as engine:
