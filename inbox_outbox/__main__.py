@@ -10,7 +10,7 @@ def main() -> None:
     except ImportError as error:
         if error.name in ("typer", "rich"):
             sys.exit(f"inbox-outbox: {error.name} is not installed; the command line needs inbox-outbox[cli]")
-        from ._installed import changed_files, foreign_packages
+        from ._installing.installed import changed_files, foreign_packages
 
         complaints = [*foreign_packages(), *changed_files()]
         if not complaints:

@@ -11,14 +11,14 @@ from inbox.errors import InboxError, InvalidOption, InvalidResult, MessageNotFou
 from inbox_outbox_base.errors import secrets
 from inbox_outbox_base.version import __version__
 
-from . import _inbox, _migrate, _outbox, _repair
+from . import _inbox, _outbox, _repair
 from ._exit import EXPLAINED, FAILED, INTERRUPTED, NOT_FOUND, USAGE, WRONG_STATUS
 from ._group import CommandGroup
+from ._installing import doctor, migrating
 from ._operating import (
     auditing,
     checking,
     deciding,
-    doctor,
     health,
     outbox_decisions,
     redriving,
@@ -41,7 +41,7 @@ app = CommandGroup(
     context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "INBOX_OUTBOX"},
     pretty_exceptions_enable=False,
 )
-app.command("migrate")(_migrate.migrate)
+app.command("migrate")(migrating.migrate)
 app.command("audit")(auditing.audit)
 app.command("check")(checking.check)
 app.command("decisions")(deciding.decisions)

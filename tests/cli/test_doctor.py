@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from inbox_outbox import _installed
 from inbox_outbox._exit import ILL
+from inbox_outbox._installing import installed
 from tests.support.cli import inbox_outbox, succeeded
 from tests.support.database import Database
 from tests.support.program import ROOT
@@ -63,6 +63,6 @@ def test_a_file_that_another_distribution_has_written(
         (folder / "RECORD").write_text("inbox/__init__.py,sha256=AAAA,10\n")
     shutil.copytree(ROOT / "inbox" / "_probing", tmp_path / "inbox")
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    (found,) = _installed.changed_files()
+    (found,) = installed.changed_files()
     assert found.about == "inbox/__init__.py"
     assert found.why.startswith("inbox has written one of this name")

@@ -14,14 +14,15 @@ from pathlib import Path
 
 NAME = "inbox-outbox"
 PACKAGES = ("inbox", "inbox_outbox", "inbox_outbox_base", "outbox", "spark")
-_HERE = Path(__file__).resolve().parents[1]
+_HERE = Path(__file__).resolve().parents[2]
 """Where our packages are: this module is certainly ours."""
+_AGAIN = f"install {NAME} again, with pip's --force-reinstall"
 _MOST = 5
 """Files that are named."""
 
 
 @dataclass(frozen=True, slots=True)
-class Complaint:
+class InstallationFault:
     """Something about the installation that needs somebody."""
 
     about: str
@@ -30,16 +31,18 @@ class Complaint:
     """What is wrong, and what to do."""
 
 
-def foreign_packages() -> Iterator[Complaint]:
+def foreign_packages() -> Iterator[InstallationFault]:
     """Packages that Python finds instead of ours."""
     for name in PACKAGES:
         spec = PathFinder.find_spec(name)
         folders = [] if spec is None else [spec.origin, *(spec.submodule_search_locations or ())]
         found = next((Path(each).resolve() for each in folders if each), None)
         if found is None:
-            yield Complaint(name, f"it is not there: install {NAME} again, with pip's --force-reinstall")
+            yield InstallationFault(
+                name, f"it is not there: install {NAME} again, with pip's --force-reinstall"
+            )
         elif _HERE / name not in (found, *found.parents):
-            yield Complaint(name, f"Python finds {_whose(name, found)} instead of ours in {_HERE}")
+            yield InstallationFault(name, f"Python finds {_whose(name, found)} instead of ours in {_HERE}")
 
 
 def _whose(name: str, found: Path) -> str:
@@ -50,21 +53,21 @@ def _whose(name: str, found: Path) -> str:
     return f"{found} (rename that folder or file, or start the program elsewhere)"
 
 
-def changed_files() -> Iterator[Complaint]:
+def changed_files() -> Iterator[InstallationFault]:
     """Files of our packages that are not as they were installed."""
     try:
         ours = distribution(NAME)
     except PackageNotFoundError:
-        yield Complaint(NAME, "it is not installed: Python finds the packages by its path only")
+        yield InstallationFault(NAME, "it is not installed: Python finds the packages by its path only")
         return
     files = [file for file in ours.files or () if file.parts[0] in PACKAGES]
     changed = [str(file) for file in files if _is_changed(file)]
     for name in changed[:_MOST]:
         others = ", ".join(sorted(each.name for each in distributions() if _has(each, name)))
         whose = f"{others} has written one of this name: uninstall it, then" if others else "it has changed:"
-        yield Complaint(name, f"{whose} install {NAME} again, with pip's --force-reinstall")
+        yield InstallationFault(name, f"{whose} {_AGAIN}")
     if len(changed) > _MOST:
-        yield Complaint(f"{len(changed) - _MOST} more files", "they have changed, too")
+        yield InstallationFault(f"{len(changed) - _MOST} more files", "they have changed, too")
 
 
 def _is_changed(file: PackagePath) -> bool:
@@ -81,7 +84,7 @@ def _has(other: Distribution, name: str) -> bool:
     return other.name != NAME and any(str(file) == name for file in other.files or ())
 
 
-def incomplete_extras() -> Iterator[Complaint]:
+def incomplete_extras() -> Iterator[InstallationFault]:
     """Extras of which only some packages are installed."""
     try:
         requirements = distribution(NAME).requires or []
@@ -95,7 +98,7 @@ def incomplete_extras() -> Iterator[Complaint]:
         missing = {name for name in names if not _is_installed(name)}
         if missing and missing != names:
             lacking = ", ".join(sorted(missing))
-            yield Complaint(f"extra {extra}", f"{lacking} is missing: install {NAME}[{extra}]")
+            yield InstallationFault(f"extra {extra}", f"{lacking} is missing: install {NAME}[{extra}]")
 
 
 def _is_installed(name: str) -> bool:

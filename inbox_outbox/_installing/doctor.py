@@ -6,11 +6,12 @@ from typing import Annotated
 
 import typer
 
-from inbox_outbox import _installed
 from inbox_outbox._exit import ILL
-from inbox_outbox._installed import Complaint
 from inbox_outbox._print import as_json, grid
 from inbox_outbox_base.version import __version__
+
+from . import installed
+from .installed import InstallationFault
 
 _LONG = 86_400.0
 """Seconds past the retention after which a purge is overdue."""
@@ -38,9 +39,9 @@ def doctor(
     something is wrong. `health` says how the messages are.
     """
     complaints = [
-        *_installed.foreign_packages(),
-        *_installed.changed_files(),
-        *_installed.incomplete_extras(),
+        *installed.foreign_packages(),
+        *installed.changed_files(),
+        *installed.incomplete_extras(),
         *(() if url is None else _tables(url, schema)),
     ]
     if json:
@@ -56,7 +57,7 @@ def doctor(
         raise typer.Exit(ILL)
 
 
-def _tables(url: str, schema: str | None) -> Iterator[Complaint]:
+def _tables(url: str, schema: str | None) -> Iterator[InstallationFault]:
     """What is wrong with the tables."""
     # Here, because what comes before says whether these packages are ours.
     import inbox
@@ -70,11 +71,13 @@ def _tables(url: str, schema: str | None) -> Iterator[Complaint]:
         with engine.connect() as connection:
             revision = current(connection, schema)
         if revision is None:
-            yield Complaint("tables", "there are none: create them with inbox-outbox migrate")
+            yield InstallationFault("tables", "there are none: create them with inbox-outbox migrate")
             return
         if revision != REVISION:
             todo = "run inbox-outbox migrate" if revision < REVISION else "install the version that made them"
-            yield Complaint("tables", f"their revision is {revision}, this version is for {REVISION}: {todo}")
+            yield InstallationFault(
+                "tables", f"their revision is {revision}, this version is for {REVISION}: {todo}"
+            )
             return
         for name, half in {"inbox": inbox.check, "outbox": outbox.check}.items():
             try:
@@ -82,13 +85,13 @@ def _tables(url: str, schema: str | None) -> Iterator[Complaint]:
             except (TablesMissing, outbox.errors.TablesMissing):  # a database may have only one half
                 continue
             except (InboxError, outbox.errors.OutboxError) as error:
-                yield Complaint(name, str(error))
+                yield InstallationFault(name, str(error))
                 continue
             refused = (each for each in report.findings if each.result == "refused")
-            yield from (Complaint(f"{name}: {each.what}", each.why) for each in refused)
+            yield from (InstallationFault(f"{name}: {each.what}", each.why) for each in refused)
         for each in inbox.overview(engine, schema=schema).consumers:
             if each.overdue > _LONG:
-                yield Complaint(
+                yield InstallationFault(
                     f"consumer {each.consumer}",
                     f"keys are {each.overdue / _LONG:.0f} d past their retention, and no purge deletes them:"
                     " run inbox-outbox inbox purge --every 1h, or relays with --purge-every",

@@ -6,8 +6,7 @@ import typer
 
 from inbox import migration
 from inbox.migration import database_url
-
-from ._connect import Schema, Url, engine_at
+from inbox_outbox._connect import Schema, Url, engine_at
 
 
 def migrate(
