@@ -41,6 +41,7 @@ MODULES = {
         "inbox_outbox.prometheus",
         "inbox_outbox.web",
     ],
+    "testing": ["inbox_outbox.testing"],
     "adapters": ["inbox.testing", "outbox.testing"],
     "faults": ["inbox_outbox.faults"],
 }

@@ -1,4 +1,5 @@
-"""The plugin `inbox-outbox` for pytest: the fixture `exactly_once`, and the options that go with it.
+"""The plugin `inbox-outbox` for pytest: the fixture `exactly_once`, the options that go with it, and the
+fixtures of `inbox_outbox.testing`.
 
 pytest loads it in every run, so it imports nothing before a test asks for it.
 """
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from inbox_outbox.faults import FaultReport
 
 _NAME = "exactly_once"
+pytest_plugins = ["inbox_outbox.testing._fixtures"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -137,6 +137,10 @@ class Storing:
         """The SQL of the time that is this many seconds from now."""
         raise NotImplementedError
 
+    def earlier(self, time: str, seconds: str) -> str:
+        """The SQL of a stored time, moved into the past by this many seconds."""
+        raise NotImplementedError
+
     def upsert(self, table: Table, column: str) -> Insert:
         """An INSERT; if there is a row with the primary key, it sets this column of the row instead."""
         raise NotImplementedError

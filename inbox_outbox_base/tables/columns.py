@@ -122,6 +122,19 @@ def _from_now(element: from_now, compiler: SQLCompiler, **kw: Any) -> str:
     return storing(compiler.dialect.name).from_now(compiler.process(element.clauses, **kw))
 
 
+class earlier(FunctionElement[Any]):  # noqa: N801 - named like SQLAlchemy's own functions
+    """A column's time, moved into the past by this many seconds."""
+
+    inherit_cache = True
+    type = UtcDateTime()
+
+
+@compiles(earlier, *FOLDERS)
+def _earlier(element: earlier, compiler: SQLCompiler, **kw: Any) -> str:
+    time, seconds = (compiler.process(each, **kw) for each in element.clauses.clauses)
+    return storing(compiler.dialect.name).earlier(time, seconds)
+
+
 def contains(column: ColumnElement[Any], text: BindParameter[Any]) -> ColumnElement[bool]:
     """Whether a column's text contains another. Case matters on every database: what is without it is
     shorter."""

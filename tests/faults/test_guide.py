@@ -68,7 +68,8 @@ def test_the_repaired_handler(postgres: Database, folder: Path) -> None:
 
 
 def test_without_the_option(folder: Path) -> None:
-    """The test is skipped, and says why; the plugin has loaded nothing but itself."""
+    """The test is skipped, and says why; the plugin has loaded nothing but itself and its
+    fixtures."""
     (folder / "conftest.py").write_text(
         "import sys\n\ndef pytest_unconfigure():\n"
         "    print(sorted(name for name in sys.modules if name.startswith(('inbox', 'outbox', 'sqla'))))\n"
@@ -77,7 +78,8 @@ def test_without_the_option(folder: Path) -> None:
     said = run(folder, "", "-rs")
     assert said.returncode == 0, said.stdout
     assert "it runs with --exactly-once" in said.stdout
-    assert said.stdout.splitlines()[-1] == "['inbox_outbox', 'inbox_outbox._pytest_plugin']"
+    ours = ["inbox_outbox", "inbox_outbox._pytest_plugin", "inbox_outbox.testing"]
+    assert said.stdout.splitlines()[-1] == str([*ours, "inbox_outbox.testing._fixtures"])
 
 
 def _shop(database: Database) -> str:

@@ -31,6 +31,7 @@ NAMESPACES = (
     "inbox_outbox.faults",
     "inbox_outbox.metrics",
     "inbox_outbox.prometheus",
+    "inbox_outbox.testing",
     "inbox_outbox.web",
     "outbox.errors",
     "outbox.kafka",

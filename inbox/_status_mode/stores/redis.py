@@ -151,14 +151,22 @@ class RedisStore(Store):
         return sorted(found, key=lambda record: record.updated_at)[:limit]
 
     def _every(self, consumer: str | None) -> Iterator[Record]:
-        start = f"{self._prefix}:" if consumer is None else self._name(consumer, "").decode()
-        for name in set(self._names(hashes.escaped(start) + "*")):  # a scan may return a name twice
-            parts = hashes.parted(name[len(self._prefix) + 1 :])
-            if parts is None:
-                continue  # another program's: its prefix begins with ours
+        for name, parts in self._ours(consumer):
             record = self._look(name, *parts)[1]
             if record is not None:
                 yield record
+
+    def _ours(self, consumer: str | None) -> Iterator[tuple[bytes, tuple[str, str]]]:
+        start = f"{self._prefix}:" if consumer is None else self._name(consumer, "").decode()
+        for name in set(self._names(hashes.escaped(start) + "*")):  # a scan may return a name twice
+            parts = hashes.parted(name[len(self._prefix) + 1 :])
+            if parts is not None:  # else another program's: its prefix begins with ours
+                yield name, parts
+
+    def age(self, seconds: float) -> None:
+        """Move the times of all records into the past: see `inbox_outbox.testing.age`."""
+        for name, _ in self._ours(None):
+            self._run(redis_scripts.AGE, name, hashes.microseconds(seconds), hashes.milliseconds(seconds))
 
     def places(
         self, consumer: str | None, status: Status | None, key: str | None = None, error: str | None = None

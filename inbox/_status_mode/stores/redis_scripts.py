@@ -51,6 +51,19 @@ return {whole(now), redis.call('HGETALL', KEYS[1])}
 """
 )
 
+AGE = _script(
+    """
+-- ARGV: microseconds, milliseconds
+for _, field in ipairs({'lease_until', 'created_at', 'updated_at'}) do
+    local time = tonumber(redis.call('HGET', KEYS[1], field) or '')
+    if time then redis.call('HSET', KEYS[1], field, string.format('%.0f', time - ARGV[1])) end
+end
+local left = redis.call('PTTL', KEYS[1])
+if left >= 0 then redis.call('PEXPIRE', KEYS[1], string.format('%.0f', left - ARGV[2])) end
+return 1
+"""
+)
+
 COMPLETE = _script(
     _STAMP
     + """

@@ -152,6 +152,9 @@ class MySQLStoring(Storing):
     def from_now(self, seconds: str) -> str:
         return f"(utc_timestamp(6) + INTERVAL {seconds} SECOND)"
 
+    def earlier(self, time: str, seconds: str) -> str:
+        return f"({time} - INTERVAL {seconds} SECOND)"
+
     def upsert(self, table: Table, column: str) -> Insert:
         added = insert(table)
         return added.on_duplicate_key_update({column: added.inserted[column]})

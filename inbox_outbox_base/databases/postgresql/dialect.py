@@ -123,6 +123,9 @@ class PostgreSQLStoring(Storing):
     def from_now(self, seconds: str) -> str:
         return f"(clock_timestamp() + make_interval(secs => {seconds}))"
 
+    def earlier(self, time: str, seconds: str) -> str:
+        return f"({time} - make_interval(secs => {seconds}))"
+
     def upsert(self, table: Table, column: str) -> Insert:
         added = insert(table)
         return added.on_conflict_do_update(

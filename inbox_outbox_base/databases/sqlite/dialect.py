@@ -13,7 +13,8 @@ from inbox_outbox_base.dialect import Code, Codes, Connecting, Migrating, Storin
 
 _BUSY, _LOCKED, _READONLY, _INTERRUPT, _IOERR, _FULL, _CANTOPEN = 5, 6, 8, 9, 10, 13, 14
 _BUSY_SNAPSHOT, _DBMOVED, _TRIGGER = 517, 1032, 1811
-_NOW = "strftime('%Y-%m-%d %H:%M:%f', 'now'"
+_FORMAT = "%Y-%m-%d %H:%M:%f"
+_NOW = f"strftime('{_FORMAT}', 'now'"
 
 
 def _all(*primary: int) -> frozenset[Code]:
@@ -68,6 +69,9 @@ class SQLiteStoring(Storing):
 
     def from_now(self, seconds: str) -> str:
         return f"({_NOW}, {seconds} || ' seconds'))"
+
+    def earlier(self, time: str, seconds: str) -> str:
+        return f"strftime('{_FORMAT}', {time}, -{seconds} || ' seconds')"
 
     def upsert(self, table: Table, column: str) -> Insert:
         added = insert(table)

@@ -1,0 +1,1 @@
+"""Tests of `inbox_outbox.testing`."""
