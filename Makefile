@@ -5,6 +5,7 @@
 # Two more for who changes the code:
 #   make check     style, types and import direction alone
 #   make test-all  every test on every server, including the long ones
+#   make frameworks  the tests with Celery, FastStream and others, in an environment beside it; a part of test-all
 #   make docs      the documentation as a site, in build/site
 #   make matrix    what works on which engine and layout (docs/check.md), with Debian's further servers
 #   make compare   other ways to handle a message once, and ours, under the same faults (docs/compare.md)
@@ -16,7 +17,7 @@ ARGS ?=
 # are enough for six.
 WORKERS ?= 6
 
-.PHONY: demo test test-all check docs collected tests tests-all matrix benchmark benchmark-brokers benchmark-outbox benchmark-spark benchmark-status clean compare
+.PHONY: demo test test-all check docs collected tests tests-all matrix benchmark benchmark-brokers benchmark-outbox benchmark-spark benchmark-status clean compare frameworks
 
 demo: $(VENV)/ready
 	$(BIN)/python -m examples.demo $(ARGS)
@@ -27,7 +28,7 @@ test:
 
 test-all:
 	$(MAKE) --jobs 2 check collected
-	$(MAKE) tests-all
+	$(MAKE) tests-all frameworks
 
 check: $(VENV)/ready
 	$(BIN)/ruff check .
@@ -83,6 +84,20 @@ benchmark-status: $(VENV)/ready
 compare: $(VENV)/ready
 	$(BIN)/python -m pip install --quiet --editable . --group benchmarks
 	$(BIN)/python -m benchmarks.compare $(ARGS)
+
+# It sees what the other environment has, so only the frameworks are installed.
+FRAMEWORKS := $(VENV)/frameworks
+
+frameworks: $(FRAMEWORKS)/ready
+	$(FRAMEWORKS)/bin/python -m pytest tests/frameworks $(ARGS)
+
+$(FRAMEWORKS)/ready: $(VENV)/ready
+	$(PYTHON) -m venv $(FRAMEWORKS)
+	$(BIN)/python -c "import sysconfig; print('import site; site.addsitedir(%r)' % sysconfig.get_path('purelib'))" \
+	  >$$($(FRAMEWORKS)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/other.pth
+	$(FRAMEWORKS)/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(FRAMEWORKS)/bin/python -m pip install --quiet --group frameworks
+	touch $@
 
 $(VENV)/ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

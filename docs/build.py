@@ -33,6 +33,7 @@ MODULES = {
     "brokers": [
         f"{half}.{name}" for name in ("kafka", "rabbitmq", "rocketmq") for half in ("inbox", "outbox")
     ],
+    "frameworks": ["inbox.celery", "inbox.faststream"],
     "spark": ["spark", "spark.errors"],
     "operations": [
         "inbox.otel",

@@ -93,6 +93,11 @@ class ListenerBase:
         """Whether `stop` has been called: do not fetch any more messages."""
         return self._stopped_at is not None
 
+    @property
+    def has_dead_letter(self) -> bool:
+        """Whether there is a `dead_letter=`, which stores what no delivery can change."""
+        return self._dead_letter is not None
+
     def stop(self) -> None:
         """Begin no more messages: from now on `decide` gives them back.
 

@@ -26,6 +26,11 @@ class Outcome:
     is_answered: bool = field(default=False, compare=False, repr=False)
     """Whether inboxes have answered for the error: one has counted it, or no body is to blame."""
 
+    @classmethod
+    def __get_pydantic_core_schema__(cls, *_: object) -> dict[str, str]:
+        """For frameworks that check what a function returns with pydantic: it passes as it is."""
+        return {"type": "any"}
+
     @property
     def is_failure(self) -> bool:
         """Whether this is a failure of the message: the handler's body raised, and no inbox has counted it.

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import TypeVar
 
 from inbox_outbox_base.calls.signals import FAILURES, as_failure
 from inbox_outbox_base.checks.options import done
@@ -11,12 +12,35 @@ from .lanes import JobBatch, MessageJob
 from .listener_base import STOPPING, ListenerBase, caught, checked
 from .outcome import Action, Decision, Outcome
 
+M = TypeVar("M")
+
 
 class InThreads(ListenerBase):
     """Begins a batch; after a stop, ends what is left of it.
 
     A thread that has ended a message begins the next message itself.
     """
+
+    def decide_here(self, message: M, handler: Callable[[M], Outcome]) -> Decision:
+        """Run one message in the calling thread, at once, and return the decision about it.
+
+        For frameworks that have threads or processes of their own and interrupt what takes too long. An
+        exception of the handler becomes a decision, and is logged; `concurrency`, `key` and `stop` have no
+        effect.
+
+        Args:
+            message: any object that the handler accepts.
+            handler: as for `Listener.decide`.
+
+        Raises:
+            InvalidOption: the handler did not return an `Outcome`.
+            UnsafeDatabase: before the first message, the handler's table cannot keep a promise.
+        """
+        (job,) = self._batch([message], handler, lambda: None).jobs
+        job.has_begun = True
+        decision = job.context.run(self._handle, job)
+        self._record(job, decision)
+        return decision
 
     def _add(self, batch: JobBatch) -> None:
         """Begin as many of the batch's messages as may run now; the others follow."""

@@ -19,7 +19,9 @@ from tests.support.program import ROOT
 
 PACKAGES = ("inbox", "inbox_outbox", "outbox", "spark")
 NAMESPACES = (
+    "inbox.celery",
     "inbox.errors",
+    "inbox.faststream",
     "inbox.kafka",
     "inbox.migration",
     "inbox.otel",

@@ -2,8 +2,8 @@
 
 The blocks of a page run one after another, in one namespace. A comment before a block says that it `needs
 kafka`, `rabbitmq`, `rocketmq` or `spark`: then it runs with the address of a real one in place of the page's.
-Or the comment says `not run: reason`: then only the block's imports run. If a `text` block follows, it is the
-expected output.
+What `needs frameworks` runs only where they are installed, in tests/frameworks. Or the comment says `not run:
+reason`: then only the block's imports run. If a `text` block follows, it is the expected output.
 """
 
 import ast
@@ -32,7 +32,8 @@ from tests.support.program import ROOT
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^ *(```|~~~) *py", re.MULTILINE)
 BLOCK = re.compile(
-    r"(?:^<!-- (?:not run: (?P<reason>[^\n]+)|needs (?P<service>kafka|rabbitmq|rocketmq|spark)) -->\n)?"
+    r"(?:^<!-- (?:not run: (?P<reason>[^\n]+)"
+    r"|needs (?P<service>frameworks|kafka|rabbitmq|rocketmq|spark)) -->\n)?"
     r"^```python\n(?P<code>.*?)^```$"
     r"(?:\n+^```text\n(?P<output>.*?)^```$)?",
     re.MULTILINE | re.DOTALL,
@@ -63,7 +64,7 @@ class Block:
         """Run it in a namespace, if it needs nothing or needs this service, whose address replaces the
         page's. A traceback names the page and the line."""
         code = self.code
-        if FILE.match(code):
+        if FILE.match(code) or self.service == "frameworks" != service:
             return
         if self.not_run or self.service not in ("", service):
             code = imports(code)
