@@ -129,7 +129,7 @@ def _commands() -> str:
     group = typer.main.get_command(app)
     for path in sorted(_paths(group, ())):
         shown = CliRunner().invoke(
-            app, [*path, "--help"], env={"COLUMNS": "100", "TERM": "dumb"}, prog_name="inbox-outbox"
+            app, [*path, "--help"], env={"COLUMNS": "80", "TERM": "dumb"}, prog_name="inbox-outbox"
         )
         parts += [f"## {' '.join(('inbox-outbox', *path))}", f"```text\n{shown.output.strip()}\n```"]
     return "\n\n".join(parts) + "\n"
