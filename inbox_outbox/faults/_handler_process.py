@@ -26,7 +26,6 @@ class DeliveryOutcome:
     """What became of a delivery. `error` is None if the handler has answered, so that its message is done."""
 
     error: str | None = None
-    is_dead: bool = False
 
 
 class ProcessListener(Protocol):
@@ -64,12 +63,12 @@ class HandlerProcess:
     def result(self, timeout: float) -> DeliveryOutcome | None:
         """What became of it; None if nothing has, after `timeout` seconds."""
         if self.is_dead:
-            return DeliveryOutcome("the process ended", is_dead=True)
+            return DeliveryOutcome("the process ended")
         try:
             return DeliveryOutcome(self._work.recv()) if self._work.poll(timeout) else None
         except (EOFError, OSError):
             self._is_gone()
-            return DeliveryOutcome("the process ended", is_dead=True)
+            return DeliveryOutcome("the process ended")
 
     def line(self) -> str:
         """The line that the handler is at."""

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from . import _lines, _marks
 from ._switchboard import connect
@@ -42,40 +42,27 @@ class HandlerTarget:
 
 
 def launch() -> None:
-    """Import the handler, then fork a process whenever the kit asks for one; without `fork`, be one."""
+    """Import the handler; then be its process, or fork one whenever the kit asks."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the kit, which ends its processes
     logging.lastResort = logging.NullHandler()  # complaints about faults are for a log that somebody set up
     address = os.environ.pop(ADDRESS)
     orders = connect(address, os.getpid(), "orders")
     target, directly = orders.recv()
-    if directly:
-        # Connections that the import opens belong to this process.
-        _serve(address, orders, target)
-        return
     try:
         handler = target.load()
     except BaseException:  # noqa: BLE001 - the kit says it
         orders.send(("failed", traceback.format_exc()))
         return
-    orders.send(("ready", _can_fork()))
+    orders.send(("ready", not directly and _can_fork()))
+    if directly:
+        _work(address, handler)
     while _is_asked(orders):
         pid = os.fork()
         if pid == 0:
             orders.close()
             _work(address, handler)
-            os._exit(0)
         orders.send(pid)
         _reap()
-
-
-def _serve(address: str, orders: Connection, target: HandlerTarget) -> None:
-    try:
-        handler = target.load()
-    except BaseException:  # noqa: BLE001 - the kit says it
-        orders.send(("failed", traceback.format_exc()))
-        return
-    orders.send(("ready", False))
-    _work(address, handler)
 
 
 def _can_fork() -> bool:
@@ -106,8 +93,8 @@ def _reap() -> None:
         pass
 
 
-def _work(address: str, handler: Callable[[Any], Any]) -> None:
-    """Call the handler for each message that comes, and answer what became of it."""
+def _work(address: str, handler: Callable[[Any], Any]) -> NoReturn:
+    """Call the handler for each message that comes, and answer what became of it; end when the kit does."""
     pid = os.getpid()
     work = connect(address, pid, "work")
     _marks.listen_to(connect(address, pid, "marks"))

@@ -5,7 +5,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -71,7 +71,8 @@ class Stage:
     """Knows each spot that the deliveries of one run come to, and counts effects outside the database.
 
     `run_begins` makes it forget the last run. Only deliveries to the process that `watch` names are looked
-    at. With `recording`, their spots are kept, with their lines.
+    at. With `ask_line`, their spots are kept in `spots`, with their lines. `on_begin` is told which process
+    begins something.
     """
 
     def __init__(self) -> None:
@@ -169,7 +170,7 @@ class Stage:
             spot = Spot(self._watched[1], kind, text, self._seen[kind, text])
             strike = self._taken(spot, is_before=True)
         if self.ask_line is not None:
-            self.spots.append(Spot(*self._named(spot), self.ask_line(pid) if line is None else line))
+            self.spots.append(replace(spot, line=self.ask_line(pid) if line is None else line))
         return (True if strike is None else strike.act()), spot
 
     def _leaves(self, spot: Spot | None) -> bool:
@@ -185,7 +186,3 @@ class Stage:
             return None
         strike.is_done = True
         return strike
-
-    @staticmethod
-    def _named(spot: Spot) -> tuple[int, SpotKind, str, int]:
-        return spot.message, spot.kind, spot.text, spot.occurrence

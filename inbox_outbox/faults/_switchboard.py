@@ -9,7 +9,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 _LENGTH = 32
-_PERSON = 60.0
+_PATIENCE = 60.0
 """Seconds until a process has to be there."""
 
 
@@ -31,7 +31,7 @@ class Switchboard:
 
     def wait_for(self, pid: int, role: str, is_alive: Callable[[], bool] = lambda: True) -> Connection | None:
         """The connection of a process; None if it has ended without one, or needs a minute."""
-        deadline = time.monotonic() + _PERSON
+        deadline = time.monotonic() + _PATIENCE
         with self._changed:
             while (pid, role) not in self._there:
                 if time.monotonic() > deadline or not is_alive():

@@ -270,7 +270,7 @@ class FaultTrials:
         outcome = process.result(_HUNG)
         if outcome is None:
             process.kill()
-            return DeliveryOutcome(f"no answer within {_HUNG:.0f} s", is_dead=True)
+            return DeliveryOutcome(f"no answer within {_HUNG:.0f} s")
         return outcome
 
     def _take(self) -> HandlerProcess:
