@@ -101,6 +101,15 @@ def test_a_right_handler_passes_all_faults(shop: Shop, name: str) -> None:
     assert report.violations == (), str(report)
 
 
+@pytest.mark.long
+@on("postgresql")
+def test_asyncpg(shop: Shop) -> None:
+    """With another driver the same holds."""
+    asynchronous = {"SHOP_ASYNC_URL": shop.url.replace("+psycopg", "+asyncpg")}
+    report = shop.under_faults(f"{RIGHT}:asynchronous", environ=asynchronous)
+    assert report.violations == (), str(report)
+
+
 def _options(name: str) -> dict[str, object]:
     if name != "locks_for_a_while":
         return {}

@@ -4,10 +4,13 @@ import asyncio
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from io import StringIO
 from typing import Any
 
 import asyncmy
+import asyncpg
 import psycopg
+import psycopg2
 import pymysql
 import pytest
 from pymysql.constants.CLIENT import MULTI_STATEMENTS
@@ -88,6 +91,44 @@ def test_the_ways_of_psycopg(heard: tuple[Heard, URL]) -> None:
         "SELECT * FROM nothing",
         "COMMIT",
     ]
+    assert said.answered == said.came
+
+
+def _asyncpg(address: str) -> list[str]:
+    async def run() -> None:
+        connection = await asyncpg.connect(address)
+        await connection.execute("CREATE TEMP TABLE x (a INT)")
+        async with connection.transaction():
+            await connection.executemany("INSERT INTO x VALUES ($1)", [(1,), (2,)])
+            await connection.copy_records_to_table("x", records=[(3,)])
+            assert await connection.fetchval("SELECT count(*) FROM x") == 3
+        await connection.close()
+
+    asyncio.run(run())
+    copy = 'COPY "x" FROM STDIN (FORMAT binary)'
+    add = "INSERT INTO x VALUES ($1)"
+    return ["CREATE TEMP TABLE x (a INT)", "BEGIN;", add, add, copy, "SELECT count(*) FROM x", "COMMIT;"]
+
+
+def _psycopg2(address: str) -> list[str]:
+    with closing(psycopg2.connect(address)) as connection, connection.cursor() as cursor:
+        cursor.execute("CREATE TEMP TABLE x (a INT)")
+        cursor.copy_expert("COPY x FROM STDIN", StringIO("1\n2\n"))
+        cursor.execute("SELECT count(*) FROM x WHERE a < %s", (9,))
+        assert cursor.fetchone() == (2,)
+        connection.commit()
+    query = "SELECT count(*) FROM x WHERE a < 9"
+    return ["BEGIN", "CREATE TEMP TABLE x (a INT)", "COPY x FROM STDIN", query, "COMMIT"]
+
+
+@on("postgresql")
+@pytest.mark.parametrize("run", [_asyncpg, _psycopg2])
+def test_the_ways_of_others(heard: tuple[Heard, URL], run: Callable[[str], list[str]]) -> None:
+    """Statements that are prepared first, several in a row, COPY: each is seen once, and so is the end of its
+    answer."""
+    said, url = heard
+    expected = run(url.set(drivername="postgresql").render_as_string(hide_password=False))
+    assert [each.strip() for each in said.came] == expected
     assert said.answered == said.came
 
 
