@@ -33,7 +33,7 @@ MODULES = {
     "brokers": [
         f"{half}.{name}" for name in ("kafka", "rabbitmq", "rocketmq") for half in ("inbox", "outbox")
     ],
-    "frameworks": ["inbox.celery", "inbox.faststream"],
+    "frameworks": ["inbox.celery", "inbox.django", "inbox.faststream"],
     "spark": ["spark", "spark.errors"],
     "operations": [
         "inbox.otel",

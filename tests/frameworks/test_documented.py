@@ -8,7 +8,7 @@ from tests.support.documented_code import blocks, reader
 from tests.support.program import ROOT
 
 PAGE = ROOT / "docs" / "frameworks.md"
-NAMES = ("celery", "faststream")
+NAMES = ("celery", "django", "faststream")
 
 
 def test_the_code_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

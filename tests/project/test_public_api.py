@@ -20,6 +20,7 @@ from tests.support.program import ROOT
 PACKAGES = ("inbox", "inbox_outbox", "outbox", "spark")
 NAMESPACES = (
     "inbox.celery",
+    "inbox.django",
     "inbox.errors",
     "inbox.faststream",
     "inbox.kafka",
