@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import threading
 from collections.abc import Iterator
 from contextvars import ContextVar
 from functools import partial
@@ -270,6 +271,24 @@ def test_context_variables_reach_the_handler(decide: Decide) -> None:
     finally:
         variable.reset(token)
     assert seen == ["of the caller"] * 2
+
+
+def test_one_message_can_be_decided_in_the_callers_thread() -> None:
+    """So what its framework raises there reaches the handler, and leaves it; errors become decisions."""
+    listener, threads = Listener(dead_letter=lambda message, decision: None), list[int]()
+
+    def handle(error: BaseException | None) -> Outcome:
+        threads.append(threading.get_ident())
+        if error is not None:
+            raise error
+        return NEW
+
+    assert listener.decide_here(None, handle).action is ACK
+    assert listener.decide_here(ValueError("a"), handle).action is RETRY
+    assert listener.decide_here(PayloadMismatch("a"), handle).reason.startswith("stored as a dead letter")
+    with pytest.raises(KeyboardInterrupt):
+        listener.decide_here(KeyboardInterrupt(), handle)
+    assert set(threads) == {threading.get_ident()}
 
 
 def test_context_variables_of_calls_do_not_mix() -> None:
