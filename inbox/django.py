@@ -11,7 +11,8 @@ import functools
 import sqlite3
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
 
 from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
@@ -51,12 +52,14 @@ def connection(using: str = "default") -> Connection:
     wrapper = connections[using]
     if not wrapper.in_atomic_block:
         raise UnusableConnection(f"using={using!r}: call this inside transaction.atomic(using={using!r})")
-    engine = _engine(using, wrapper)
-    pool = NullPool(lambda: _Borrowed(wrapper.connection), dialect=engine.dialect, reset_on_return=None)
-    opened = _DjangoConnection(engine, connection=pool.connect())
-    opened.begin()  # so that nothing that joins it believes that the transaction is its own
-    # No event of SQLAlchemy's tells the engine's listeners of Django's COMMIT.
-    transaction.on_commit(lambda: engine.dispatch.commit(opened), using=using)
+    opened = _opened(using, wrapper)
+
+    def has_committed() -> None:
+        _current.pop(wrapper, None)
+        # No event of SQLAlchemy's tells the engine's listeners of Django's COMMIT.
+        opened.engine.dispatch.commit(opened)
+
+    transaction.on_commit(has_committed, using=using)
     return opened
 
 
@@ -215,6 +218,36 @@ class _Borrowed:
 
     def close(self) -> None:
         """The connection is Django's."""
+
+
+class _Current(NamedTuple):
+    """The Connection for one transaction of Django's: memories take two of SQLAlchemy's transactions that see
+    a row as a proof that it is committed."""
+
+    outermost: object
+    """Django's block that began the transaction."""
+    driver: object
+    opened: _DjangoConnection
+
+
+_current: WeakKeyDictionary[Any, _Current] = WeakKeyDictionary()
+"""By Django's connection, of which each thread has its own."""
+
+
+def _opened(using: str, wrapper: Any) -> _DjangoConnection:
+    """The Connection in Django's current transaction, the same until that has ended."""
+    outermost, driver = wrapper.atomic_blocks[0], wrapper.connection
+    kept = _current.get(wrapper)
+    if kept is not None and kept.outermost is outermost and kept.driver is driver:
+        begun = kept.opened.get_transaction()
+        if begun is not None and begun.is_active:
+            return kept.opened
+    engine = _engine(using, wrapper)
+    pool = NullPool(lambda: _Borrowed(driver), dialect=engine.dialect, reset_on_return=None)
+    opened = _DjangoConnection(engine, connection=pool.connect())
+    opened.begin()  # so that nothing that joins it believes that the transaction is its own
+    _current[wrapper] = _Current(outermost, driver, opened)
+    return opened
 
 
 _engines: dict[str, tuple[Any, Engine]] = {}

@@ -129,6 +129,19 @@ def test_relays_are_woken_after_the_commit(
     assert len(woken) == 1
 
 
+@postgresql
+def test_nothing_is_remembered_that_is_rolled_back(django: Any, database: Database) -> None:
+    """All Connections of one transaction of Django's count as one: what they see is not committed yet."""
+    billing = Inbox("billing", remember=10)
+    verdicts = []
+    for is_kept in (False, True, True):
+        with transaction.atomic():
+            verdicts.append([billing.accept(connection(), "1") for _ in range(3)])
+            transaction.set_rollback(not is_kept)
+    first = [Verdict.NEW, Verdict.DUPLICATE, Verdict.DUPLICATE]
+    assert verdicts == [first, first, [Verdict.DUPLICATE] * 3]
+
+
 @both
 def test_a_handler_runs_once(django: Any, database: Database) -> None:
     """Its rows of the ORM and the message's row are one transaction; a duplicate has the stored result."""
