@@ -331,6 +331,10 @@ class Taking(ABC):
     def cancel(self, driver: Any) -> None:  # noqa: B027 - most servers end it themselves
         """From another thread, let the server end this connection's wait for a lock."""
 
+    def hidden_socket(self, driver: Any) -> int | None:
+        """Before a call: its descriptor, if the driver does not show it to other threads during the call."""
+        return None
+
     def socket_of(self, driver: Any) -> int:
         """The file descriptor of the connection's socket."""
         raise NotImplementedError

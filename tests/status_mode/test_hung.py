@@ -13,11 +13,11 @@ from tests.support.on_servers import WITH_WRITERS, on
 from tests.support.processes import wait_until
 from tests.support.proxy import TcpProxy
 from tests.support.status_mode.asynchronous import in_loop
-from tests.support.status_mode.locks import asynchronous, is_end, is_renewal, proxied
+from tests.support.status_mode.locks import asynchronous, is_end, is_renewal, proxied, through
 from tests.support.status_mode.stores import CONSUMER, request, status_inbox, stored
 
 LEASE = 6.0
-pytestmark = on(*WITH_WRITERS)  # SQLite has no connection that could hang
+on_remote = on(*WITH_WRITERS)  # SQLite has no connection that could hang
 
 
 @pytest.fixture
@@ -39,6 +39,7 @@ def check_renewed(store: SqlStore, keys: str) -> None:
         assert store.claim(request(key)).verdict is Verdict.IN_FLIGHT
 
 
+@on_remote
 def test_a_heartbeat_that_hangs(direct: SqlStore, way: tuple[TcpProxy, URL]) -> None:
     """If a heartbeat hangs, the next one uses another connection and every message is kept; the hanging
     connection is cut."""
@@ -59,6 +60,7 @@ def test_a_heartbeat_that_hangs(direct: SqlStore, way: tuple[TcpProxy, URL]) -> 
     dispose(engine)
 
 
+@on_remote
 @in_loop
 async def test_an_asynchronous_heartbeat_that_hangs(direct: SqlStore, way: tuple[TcpProxy, URL]) -> None:
     """Async: if a heartbeat hangs, another connection is used and every message is kept."""
@@ -76,6 +78,7 @@ async def test_an_asynchronous_heartbeat_that_hangs(direct: SqlStore, way: tuple
     await engine.dispose()
 
 
+@on(*WITH_WRITERS, "psycopg2", "mysqldb")
 def test_a_call_that_hangs(
     direct: SqlStore, way: tuple[TcpProxy, URL], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,15 +95,16 @@ def test_a_call_that_hangs(
     dispose(engine)
 
 
+@on(*WITH_WRITERS, "asyncpg")
 @in_loop
 async def test_an_asynchronous_call_that_hangs(
-    direct: SqlStore, way: tuple[TcpProxy, URL], monkeypatch: pytest.MonkeyPatch
+    migrated: Database, direct: SqlStore, way: tuple[TcpProxy, URL], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Async: a write whose connection hangs is sent again on another one, and the task is not cancelled by
     it."""
     monkeypatch.setattr("inbox._status_mode.stores.sql.LONGEST_CALL", 1.0)
-    proxy, url = way
-    engine = create_async_engine(asynchronous(url))
+    proxy, _ = way
+    engine = create_async_engine(through(proxy, migrated.async_url))
     inbox = AsyncStatusInbox(CONSUMER, store=SqlStore(engine), lease=60)
     async with inbox.claim("a"):
         proxy.stall_on(is_end)

@@ -22,6 +22,10 @@ from tests.support.status_mode.stores import CONSUMER, change, end, held, reques
 pytestmark = pytest.mark.mysql
 
 LEASE = 3.0
+WAITING = text(
+    "SELECT count(*) FROM pg_locks WHERE NOT granted AND database = "
+    "(SELECT oid FROM pg_database WHERE datname = current_database())"
+)
 on_remote = on(*WITH_WRITERS)  # SQLite locks the whole file: nobody else writes at all
 KEYS = ("k1", "k2", "k3")
 
@@ -160,7 +164,7 @@ LOCK_TABLE = {
 }
 
 
-@on_remote
+@on(*WITH_WRITERS, "psycopg2", "mysqldb")
 def test_a_locked_table_is_not_waited_for(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A locked table counts as a store that does not answer; no statement is left waiting in the server."""
     monkeypatch.setattr("inbox._status_mode.stores.sql.LONGEST_CALL", 0.5)
@@ -170,7 +174,22 @@ def test_a_locked_table_is_not_waited_for(engine: Engine, monkeypatch: pytest.Mo
         with pytest.raises(StoreUnreachable):
             store.claim(request("k1"))
         if engine.dialect.name == "postgresql":
-            waiting = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
-            assert connection.execute(waiting).scalar_one() == 0
+            assert connection.execute(WAITING).scalar_one() == 0
         connection.invalidate()
     assert store.find(CONSUMER, "k1") is None
+
+
+@on("postgresql", "asyncpg")
+@in_loop
+async def test_a_locked_table_is_not_awaited(migrated: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Async: the same."""
+    monkeypatch.setattr("inbox._status_mode.stores.sql.LONGEST_CALL", 0.5)
+    engine, plain = create_async_engine(migrated.async_url), migrated.engine()
+    with plain.connect() as connection:
+        connection.execute(text(LOCK_TABLE["postgresql"]))
+        with pytest.raises(StoreUnreachable):
+            async with AsyncStatusInbox(CONSUMER, store=SqlStore(engine)).claim("k1"):
+                pytest.fail("it ran")
+        assert connection.execute(WAITING).scalar_one() == 0
+        connection.rollback()
+    await engine.dispose()

@@ -34,7 +34,7 @@ class Call:
         StoreUnreachable: the connection was cut, and is invalidated.
     """
 
-    __slots__ = ("_connection", "_watchdog", "deadline", "has_ended", "pooled", "taken")
+    __slots__ = ("_connection", "_watchdog", "deadline", "has_ended", "pooled", "socket", "taken")
 
     def __init__(self, watchdog: "Watchdog", connection: Connection, seconds: float) -> None:
         self._watchdog = watchdog
@@ -42,6 +42,8 @@ class Call:
         self.pooled = connection.connection
         self.deadline = time.monotonic() + seconds
         self.has_ended = False
+        self.socket: int | None = None
+        """The descriptor, if the driver does not show it to other threads while it is called."""
         self.taken: threading.Event | None = None
         """Set once the watchdog has its own copy of the socket; None while nobody cuts the call."""
 
@@ -83,6 +85,7 @@ class Watchdog:
         """From now on the call may be cut."""
         if self._pid != os.getpid():  # a fork has neither the thread nor the calls of other threads
             self._pid, self._thread, self._calls = os.getpid(), None, {}
+        call.socket = self._database.hidden_socket(call.pooled.driver_connection)
         self._calls[call] = None
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="inbox watchdog", daemon=True)
@@ -114,7 +117,8 @@ class Watchdog:
         try:
             driver: Any = call.pooled.driver_connection
             # A copy: once the driver closes its descriptor, the number may belong to another socket.
-            own = socket.socket(fileno=os.dup(self._database.socket_of(driver)))
+            number = self._database.socket_of(driver) if call.socket is None else call.socket
+            own = socket.socket(fileno=os.dup(number))
         except Exception:  # noqa: BLE001 - the connection has just ended anyway
             _log.debug("a connection that did not answer has ended", exc_info=True)
         else:

@@ -264,9 +264,10 @@ class MySQLTaking(Taking):
     def waiting(self, connection: Connection, wait: float) -> AbstractContextManager[None]:
         return _lock_wait(connection, wait)
 
+    def hidden_socket(self, driver: Any) -> int | None:
+        return int(driver.fileno()) if hasattr(driver, "fileno") else None  # mysqlclient's
+
     def socket_of(self, driver: Any) -> int:
-        if hasattr(driver, "fileno"):  # mysqlclient
-            return int(driver.fileno())
         own = getattr(driver, "_sock", None)  # PyMySQL's; it has no other name
         if own is None:  # asyncmy; before 0.2.18 through its stream
             transport = getattr(driver, "_transport", None) or driver._writer.transport  # noqa: SLF001

@@ -47,13 +47,14 @@ class Asyncpg(PostgreSQLDriver):
 
         host, port, database = self.place()
         its = self._driver._params  # noqa: SLF001 - as above
+        is_optional = its.sslmode.name in ("allow", "prefer")  # a context alone would require encryption
         connection = await asyncpg.connect(
             host=host,
             port=port,
             database=database,
             user=its.user,
             password=its.password,
-            ssl=its.ssl,
+            ssl=its.sslmode if is_optional else its.ssl,
             timeout=CONNECT,
         )
         try:
