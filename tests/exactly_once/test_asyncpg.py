@@ -193,6 +193,34 @@ def test_errors_say_whose_fault_they_are(migrated: Database) -> None:
     run(migrated, work)
 
 
+FAILING_COMMIT = """
+    CREATE TABLE last (id INTEGER);
+    CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS
+    $$ BEGIN RAISE EXCEPTION 'no space left' USING ERRCODE = 'disk_full'; END $$;
+    CREATE CONSTRAINT TRIGGER fails AFTER INSERT ON last DEFERRABLE INITIALLY DEFERRED
+    FOR EACH ROW EXECUTE FUNCTION fail();
+"""
+
+
+def test_a_commit_that_fails(migrated: Database) -> None:
+    """A full disk that the COMMIT meets is not the body's fault. Other drivers make an OperationalError of
+    it; asyncpg has no class for it."""
+    with migrated.engine().begin() as connection:
+        connection.exec_driver_sql(FAILING_COMMIT)
+
+    async def work(engine: AsyncEngine) -> None:
+        @INBOX.handler(engine, key=str, attempts=1)
+        async def handler(connection: AsyncConnection, message: str) -> None:
+            await connection.execute(text("INSERT INTO last VALUES (1)"))
+
+        (decision,) = await AsyncListener().decide(["a"], handler)
+        assert decision.outcome is not None
+        assert type(decision.outcome.error) is DBAPIError
+        assert not decision.outcome.is_failure
+
+    run(migrated, work)
+
+
 def test_a_body_that_uses_the_driver_itself(migrated: Database) -> None:
     """An error that comes straight from asyncpg has aborted the transaction: swallowed or not, nothing is
     written, and the redelivered message runs."""
