@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
@@ -150,6 +151,20 @@ def test_a_relay_behind_a_pooler(pooled: Database, postgres: Database, kind: str
     with (
         _elsewhere(pooled) as engine,
         _relay(kind, pooled, poll=NEVER, lease=2 * NEVER, listen_url=postgres.url) as publisher,
+    ):
+        _until_many_arrive(lambda name: publish(engine, name), lambda: len(publisher.accepted))
+
+
+@pytest.mark.usefixtures("never_looks")
+@pytest.mark.parametrize(
+    ("server", "kind"), [("psycopg2", "thread"), ("asyncpg", "task")], indirect=["server"]
+)
+def test_a_relay_through_another_driver(migrated: Database, kind: str) -> None:
+    """With `listen_url`, commits of others wake it, too: the connection that listens is psycopg's."""
+    url = migrated.url.set(drivername="postgresql+psycopg")
+    with (
+        _elsewhere(Database(replace(migrated.server, driver=None), url)) as engine,
+        _relay(kind, migrated, poll=NEVER, lease=2 * NEVER, listen_url=url) as publisher,
     ):
         _until_many_arrive(lambda name: publish(engine, name), lambda: len(publisher.accepted))
 
