@@ -221,6 +221,36 @@ def test_a_commit_that_fails(migrated: Database) -> None:
     run(migrated, work)
 
 
+SLOW_COMMIT = """
+    CREATE TABLE slow (id INTEGER);
+    CREATE FUNCTION pause() RETURNS trigger LANGUAGE plpgsql AS
+    $$ BEGIN PERFORM pg_sleep(0.6); RETURN NULL; END $$;
+    CREATE CONSTRAINT TRIGGER pauses AFTER INSERT ON slow DEFERRABLE INITIALLY DEFERRED
+    FOR EACH ROW EXECUTE FUNCTION pause();
+"""
+
+
+def test_a_commit_that_takes_longer_than_command_timeout(migrated: Database) -> None:
+    """TimeoutError, and the redelivered message takes effect once, whatever became of the COMMIT."""
+    with accounts.make(migrated.engine()).begin() as connection:
+        connection.exec_driver_sql(SLOW_COMMIT)
+
+    async def once(engine: AsyncEngine, *, slow: bool) -> None:
+        async with INBOX.transaction(engine, "a") as work:
+            if work.is_new:
+                await accounts.add_async(work.connection)
+                if slow:
+                    await work.connection.execute(text("INSERT INTO slow VALUES (1)"))
+
+    async def work(engine: AsyncEngine) -> None:
+        with pytest.raises(TimeoutError):
+            await once(engine, slow=True)
+        await once(engine, slow=False)
+
+    run(migrated, work, pool_size=1, max_overflow=0, connect_args={"command_timeout": 0.3})
+    assert accounts.total(migrated.engine()) == 1
+
+
 def test_a_body_that_uses_the_driver_itself(migrated: Database) -> None:
     """An error that comes straight from asyncpg has aborted the transaction: swallowed or not, nothing is
     written, and the redelivered message runs."""
