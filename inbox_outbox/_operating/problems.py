@@ -55,6 +55,8 @@ class Problem:
     """Whether it is about messages that `inbox.refused` lists."""
     topic: str | None = None
     """The topic that it is about, if it is one."""
+    consumer: str | None = None
+    """The consumer that it is about, if it is one."""
 
 
 def problems(
@@ -146,7 +148,10 @@ def _of_age(found: OutboxOverview, limits: HealthLimits) -> Iterator[Problem]:
     oldest = max(late, key=lambda each: each.oldest_age or 0.0, default=None)
     why = ""
     if _is_broker_away(found):
+        known = max((each.rejected for each in found.topics if each.rejected), key=lambda each: each.since)
         why = "; the broker takes nothing of any topic"
+        if found.database.now - known.since <= limits.rejected:  # else a problem of its own has the reason
+            why += f": {known.reason}"
     elif oldest is not None and len(late) > 1:
         why = f"; messages of {len(late)} topics wait for too long{_names(each.topic for each in late)}"
     elif oldest is not None:
@@ -170,7 +175,8 @@ def _of_stopped(
             count = Count(total, "exact" if is_exact else "at least")
             names = _names(each.consumer for each in its)
             text = f"{_messages(count)} {said.format(are=_are(count), were=_were(count))}{names}"
-            yield Problem(STOPPED, text, is_refused=state in _REFUSED)
+            only = its[0].consumer if len(its) == 1 else None
+            yield Problem(STOPPED, text, is_refused=state in _REFUSED, consumer=only)
 
 
 def _of_purges(found: InboxOverview, limits: HealthLimits) -> Iterator[Problem]:
@@ -182,7 +188,8 @@ def _of_purges(found: InboxOverview, limits: HealthLimits) -> Iterator[Problem]:
         last = f"the last purge was at {min(ends):%Y-%m-%d %H:%M} UTC" if ends else "no purge has run"
         if 0 < len(ends) < len(late):
             last += ", and of some there was none"
-        yield Problem(OVERDUE, f"keys are up to {worst} past their retention; {last}{names}")
+        only = late[0].consumer if len(late) == 1 else None
+        yield Problem(OVERDUE, f"keys are up to {worst} past their retention; {last}{names}", consumer=only)
 
 
 def _messages(count: Count) -> str:

@@ -37,6 +37,10 @@ def draw(template: str, **values: Any) -> str:
     return _environment.get_template(template).render(values)
 
 
+_MOMENT = timedelta(seconds=2)
+"""The database's clock is read in another statement than the rows."""
+
+
 def _count(count: Count) -> Markup:
     """A number; one that is not exact says so."""
     said = _PRECISE[count.precision]
@@ -53,7 +57,9 @@ def _ago(time: datetime | None, now: datetime) -> Markup:
     """How long ago, or in how long; the time itself is the title."""
     if time is None:
         return Markup("–")  # noqa: RUF001 - a dash
-    said = f"{duration(now - time)} ago" if time <= now else f"in {duration(time - now)}"
+    ahead = time - now
+    # What happened after the page was read has not happened in the future.
+    said = f"in {duration(ahead)}" if ahead > _MOMENT else f"{duration(max(-ahead, timedelta(0)))} ago"
     return Markup('<time datetime="{}" title="{}">{}</time>').format(time.isoformat(), _time(time), said)
 
 

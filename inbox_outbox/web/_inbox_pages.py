@@ -5,6 +5,7 @@ from typing import Any
 
 import inbox
 from inbox import ConsumerOverview, Listing, Record, RefusedMessage, Status
+from inbox_outbox._operating.problems import HealthLimits
 
 from ._causes import each_seen, merged
 from ._charts import consumer_charts
@@ -39,6 +40,7 @@ def consumer(asked: Asked) -> Page:
         "refused": refused,
         "all_refused": merged(seen) if (seen := [each for _, each in refused.value if each]) else None,
         "most": _MESSAGES,
+        "overdue": HealthLimits().overdue.total_seconds(),
         **outcome_of(asked),
     }
     return Page("consumer.html", name, "consumers", values)

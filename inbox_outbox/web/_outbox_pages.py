@@ -40,6 +40,8 @@ def _link(problem: Problem) -> str | None:
     """The page about it."""
     if problem.topic is not None:
         return f"topic?{urlencode({'name': problem.topic})}"
+    if problem.consumer is not None and (problem.is_refused or problem.code == OVERDUE):
+        return f"consumer?{urlencode({'name': problem.consumer})}"
     return "consumers" if problem.is_refused else _LINKS.get(problem.code)
 
 

@@ -72,7 +72,7 @@ class Asked:
         has_outbox = isinstance(self.site.stores[store], SqlStore) and (store or self.halves.outbox)
         if "retry" not in allowed or not has_outbox:
             return [*allowed]
-        return ["retry", DELIVER, *(each for each in allowed if each != "retry")]
+        return [DELIVER, "retry", *(each for each in allowed if each != "retry")]
 
     @property
     def is_long(self) -> bool:

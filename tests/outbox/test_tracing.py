@@ -1,5 +1,6 @@
 """Where messages are, and why they wait."""
 
+import json
 import re
 import threading
 import time
@@ -229,6 +230,39 @@ def test_a_table_is_locked(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> N
     with engine.begin() as connection:
         connection.execute(text("LOCK outbox_message IN SHARE MODE"))
         assert why(engine, first).startswith("its row is locked by session ")
+
+
+def test_who_has_locked_a_row_waits_for_another(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one at the end of the chain is named, too: to end the first one would help nobody."""
+    monkeypatch.setattr(looking, "MOMENT", 0.0)
+    (first,) = publish(engine, "a1")
+    owned(engine)
+    with engine.connect() as last:
+        session = last.execute(text("SELECT pg_backend_pid()")).scalar_one()
+        last.execute(select(TABLES.bucket).with_for_update())
+
+        def wait() -> None:
+            with engine.begin() as connection:
+                connection.execute(select(TABLES.message).with_for_update())
+                connection.execute(select(TABLES.bucket).with_for_update())
+
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        (found,) = soon(lambda: [why(engine, first)], "which itself waits for")
+        last.rollback()
+    waiter.join()
+    assert re.search(rf"^its row is .*, which itself waits for session {session} \(.*\), since 2", found)
+
+
+def test_a_topic_that_the_broker_rejects(engine: Engine) -> None:
+    """It says when it is tried again, and why not now."""
+    (first,) = publish(engine, "a1", topic="mail")
+    now = datetime.now(UTC)
+    times = {"since": now.isoformat(), "until": (now + timedelta(seconds=60)).isoformat()}
+    topic = {"topic": "mail", "reason": "no queue is bound there", "known": 1} | times
+    owned(engine, lanes=json.dumps({"topics": [topic]}))
+    said = r"^the broker rejects its topic, mail, and relay shop-1 tries it again in \d+ s: no queue is bound"
+    assert re.search(said, why(engine, first))
 
 
 def test_an_old_generation(engine: Engine) -> None:

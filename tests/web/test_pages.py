@@ -82,7 +82,7 @@ def test_what_the_pages_show(migrated: Database) -> None:
     assert "Last purge none is recorded" in ann.see("/consumer", name="billing")
     stopped = "1 message of keys that were taken with another payload was refused within a day (billing)."
     assert stopped in overview
-    assert f'<a href="/consumers">{stopped[:-1]}' in ann.get("/").text
+    assert f'<a href="/consumer?name=billing">{stopped[:-1]}' in ann.get("/").text
     billing = ann.see("/consumer", name="billing")
     assert f"{SCRIPT} mismatch 1" in billing
     assert "{}, stored {}".format(*(digest(each).hex() for each in (b"2", b"1"))) in billing  # type: ignore[union-attr]

@@ -34,7 +34,8 @@ _UNSEEN_LOCKS = {
 """What a role cannot see; by whether it is MariaDB."""
 _HOLDER = (
     "SELECT trx.trx_mysql_thread_id AS thread, list.user AS name, list.host AS host, "
-    "list.command AS command, greatest(timestampdiff(SECOND, trx.trx_started, now()), 0) AS seconds "
+    "list.command AS command, trx.trx_state AS state, "
+    "greatest(timestampdiff(SECOND, trx.trx_started, now()), 0) AS seconds "
 )
 # A lock of an entry of another index names that entry's columns, and then those of the primary key. Locks of
 # the gap before an entry do not keep anybody from changing it.
@@ -111,7 +112,8 @@ class MySQLLooking(Looking):
         if found is None:
             return None, None
         who = "" if found.name is None else f" (user {found.name} from {found.host}, {found.command})"
-        return LockHolder(f"session {found.thread}{who}", _since(connection, found)), None
+        waits = ", which itself waits for a lock," if found.state == "LOCK WAIT" else ""
+        return LockHolder(f"session {found.thread}{who}{waits}", _since(connection, found)), None
 
 
 def _since(connection: Connection, found: Row[Any]) -> datetime:

@@ -66,7 +66,7 @@ _LOCKS = text(
                || concat_ws(', ', nullif(application_name, ''), 'user ' || usename, state) || ')',
                'prepared transaction ' || prepared.gid || ' (user ' || prepared.owner || ')',
                'a prepared transaction'
-           ) AS holder, coalesce(prepared.prepared, session.xact_start) AS since
+           ) AS holder, coalesce(prepared.prepared, session.xact_start) AS since, lock.pid AS pid
     FROM pg_locks AS lock
     LEFT JOIN pg_stat_activity AS session ON session.pid = lock.pid
     LEFT JOIN pg_prepared_xacts AS prepared ON lock.pid IS NULL AND prepared.transaction = lock.transactionid
@@ -79,6 +79,18 @@ _LOCKS = text(
     ORDER BY since LIMIT 1
     """
 )
+# Who has the row may itself wait, and then ending it would help nobody.
+_BLOCKER = text(
+    """
+    SELECT session.pid AS pid, 'session ' || session.pid || ' ('
+           || concat_ws(', ', nullif(application_name, ''), 'user ' || usename, state) || ')' AS holder
+    FROM unnest(pg_blocking_pids(:pid)) AS blocking(pid)
+    JOIN pg_stat_activity AS session ON session.pid = blocking.pid
+    ORDER BY session.xact_start LIMIT 1
+    """
+)
+_LONGEST_CHAIN = 5
+"""Sessions that wait for each other."""
 
 
 class PostgreSQLLooking(Looking):
@@ -113,7 +125,15 @@ class PostgreSQLLooking(Looking):
         if row is None:
             return None, None
         found = connection.execute(_LOCKS, {"xid": row.xid, "of": row.of}).first()
-        return None if found is None else LockHolder(found.holder, found.since), None
+        if found is None:
+            return None, None
+        holder, blocked = found.holder, found.pid
+        for _ in range(_LONGEST_CHAIN):
+            blocker = None if blocked is None else connection.execute(_BLOCKER, {"pid": blocked}).first()
+            if blocker is None:
+                break
+            holder, blocked = f"{holder}, which itself waits for {blocker.holder},", blocker.pid
+        return LockHolder(holder, found.since), None
 
 
 @cache

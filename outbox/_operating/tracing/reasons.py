@@ -1,5 +1,6 @@
 """Why a message waits."""
 
+import json
 from collections.abc import Mapping
 from datetime import datetime
 from functools import cache
@@ -83,7 +84,7 @@ class Reasons:
             )
             where = "" if before.bucket == bucket else ", in a bucket of another generation"
             return f"it is behind message {before.id} of its key{where}: {why}", before.id
-        return self._locked(self._turn(state, retry_at, bucket, sequence), bucket, sequence), None
+        return self._locked(self._turn(topic, state, retry_at, bucket, sequence), bucket, sequence), None
 
     def _locked(self, why: str, bucket: int, sequence: int | None = None) -> str:
         """The reason, and before it which of the rows that a relay changes for this message somebody else has
@@ -112,9 +113,14 @@ class Reasons:
             self._locks[place] = looker.locked_by(self._connection, table, key)
         return self._locks[place]
 
-    def _turn(self, state: str, retry_at: datetime | None, bucket: int, sequence: int) -> str:
+    def _turn(self, topic: str, state: str, retry_at: datetime | None, bucket: int, sequence: int) -> str:
         """Nothing is before it but its time, or other keys."""
         relay = self._relays[self._owners[bucket]]
+        for each in json.loads(relay.lanes or "{}").get("topics", ()):
+            until = datetime.fromisoformat(each["until"])
+            if each["topic"] == topic and until > self._now:
+                tries = f"relay {relay.name} tries it again {self._when(until)}"
+                return f"the broker rejects its topic, {topic}, and {tries}: {each['reason']}"
         if state in (MessageState.WAITING, MessageState.UNKNOWN):
             taken = "was not taken" if state == MessageState.WAITING else "may have been taken or not"
             if retry_at is not None and retry_at > self._now:
