@@ -21,7 +21,7 @@ from inbox_outbox_base.errors import codes
 from inbox_outbox_base.tables.inbox import Tables
 
 from .as_text import execute
-from .drivers.driver import driver_behind, wrapped
+from .drivers.driver import check_known, driver_behind, wrapped
 from .taking_statements import (
     MARK,
     add_at_once,
@@ -149,7 +149,7 @@ class PostgreSQLTaking(Taking):
         return wrapped(driver).unusable()
 
     def is_autocommit(self, connection: Connection) -> bool:
-        driver_behind(connection)
+        check_known(connection)
         driver: Any = pooled(connection).dbapi_connection  # what SQLAlchemy makes of an asynchronous one
         return bool(driver.autocommit)
 
@@ -170,10 +170,7 @@ class PostgreSQLTaking(Taking):
         return driver_behind(connection).state(self, connection)
 
     def place(self, connection: Connection) -> Hashable:
-        # Servers from PostgreSQL 18 on tell their clients each change of the search path. A pool may lead to
-        # several servers.
-        driver = driver_behind(connection)
-        return *driver.place(), driver.reported("search_path"), driver.reported("session_authorization")
+        return driver_behind(connection).place()
 
     def role(self, connection: Connection) -> Hashable:
         role: str = connection.execute(_ROLE).scalar_one()

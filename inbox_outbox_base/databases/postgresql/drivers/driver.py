@@ -1,7 +1,7 @@
 """What a driver's connection tells about its session without a statement: one class for each driver."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -61,8 +61,9 @@ class PostgreSQLDriver(ABC):
         return None
 
     @abstractmethod
-    def place(self) -> tuple[str | None, int | None, str | None]:
-        """The host, the port and the name of the database."""
+    def place(self) -> Hashable:
+        """The server, the database, the search path and the login. Servers from PostgreSQL 18 on tell their
+        clients each change of the search path. A pool may lead to several servers."""
 
     @abstractmethod
     def socket(self) -> int:
@@ -113,10 +114,18 @@ def driver_behind(connection: Connection) -> PostgreSQLDriver:
     Raises:
         UnsupportedDatabase: of another driver.
     """
-    name = connection.dialect.driver
-    if name not in _KNOWN:
-        raise _unsupported(name)
+    check_known(connection)
     return wrapped(driver_of(connection))
+
+
+def check_known(connection: Connection) -> None:
+    """Refuse other drivers.
+
+    Raises:
+        UnsupportedDatabase: of another driver.
+    """
+    if connection.dialect.driver not in _KNOWN:
+        raise _unsupported(connection.dialect.driver)
 
 
 def wrapped(driver: Any) -> PostgreSQLDriver:

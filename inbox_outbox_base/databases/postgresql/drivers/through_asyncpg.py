@@ -1,6 +1,7 @@
 """PostgreSQL through asyncpg, whose types are binary: they depend on no setting but the encoding."""
 
 import asyncio
+from collections.abc import Hashable
 
 from sqlalchemy import Connection
 from sqlalchemy.util import await_only
@@ -30,10 +31,10 @@ class Asyncpg(PostgreSQLDriver):
     def reported(self, name: str) -> str | None:
         return getattr(self._driver.get_settings(), name, None)
 
-    def place(self) -> tuple[str | None, int | None, str | None]:
-        address, parameters = self._driver._addr, self._driver._params  # noqa: SLF001 - nothing public says
-        host, port = address if isinstance(address, tuple) else (address, None)
-        return host, port, parameters.database
+    def place(self) -> Hashable:
+        driver = self._driver
+        path, login = map(self.reported, ("search_path", "session_authorization"))
+        return driver._addr, driver._params.database, path, login  # noqa: SLF001 - nothing public says
 
     def socket(self) -> int:
         transport = self._driver._transport  # noqa: SLF001 - nothing public has it
@@ -45,13 +46,13 @@ class Asyncpg(PostgreSQLDriver):
     async def _end_wait(self) -> None:
         import asyncpg
 
-        host, port, database = self.place()
-        its = self._driver._params  # noqa: SLF001 - as above
+        address, its = self._driver._addr, self._driver._params  # noqa: SLF001 - as above
+        host, port = address if isinstance(address, tuple) else (address, None)
         is_optional = its.sslmode.name in ("allow", "prefer")  # a context alone would require encryption
         connection = await asyncpg.connect(
             host=host,
             port=port,
-            database=database,
+            database=its.database,
             user=its.user,
             password=its.password,
             ssl=its.sslmode if is_optional else its.ssl,

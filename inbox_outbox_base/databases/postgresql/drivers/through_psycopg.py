@@ -1,5 +1,6 @@
 """PostgreSQL through psycopg (version 3), asynchronous or not."""
 
+from collections.abc import Hashable
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any
@@ -34,9 +35,10 @@ class Psycopg(PostgreSQLDriver):
         value: bytes | None = self._driver.pgconn.parameter_status(name.encode())
         return None if value is None else value.decode()
 
-    def place(self) -> tuple[str | None, int | None, str | None]:
-        info = self._driver.info
-        return info.host, info.port, info.dbname
+    def place(self) -> Hashable:
+        server = self._driver.pgconn
+        path, login = map(server.parameter_status, (b"search_path", b"session_authorization"))
+        return server.host, server.port, server.db, path, login
 
     def socket(self) -> int:
         return int(self._driver.pgconn.socket)

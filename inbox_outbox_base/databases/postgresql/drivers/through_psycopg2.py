@@ -1,5 +1,6 @@
 """PostgreSQL through psycopg2."""
 
+from collections.abc import Hashable
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -49,9 +50,10 @@ class Psycopg2(PostgreSQLDriver):
         value: str | None = self._driver.get_parameter_status(name)
         return value
 
-    def place(self) -> tuple[str | None, int | None, str | None]:
+    def place(self) -> Hashable:
         info = self._driver.info
-        return info.host, info.port, info.dbname
+        path, login = map(self.reported, ("search_path", "session_authorization"))
+        return info.host, info.port, info.dbname, path, login
 
     def socket(self) -> int:
         return int(self._driver.fileno())
