@@ -1,8 +1,9 @@
 """Operators' decisions about refused messages: somebody has looked at them."""
 
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from functools import cache, partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 from sqlalchemy import (
     BigInteger,
@@ -43,6 +44,7 @@ _SEEN = "refused messages"
 _TOGETHER = 100
 """Keys in one transaction."""
 _TRIES = 8
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class SeenRefusal(NamedTuple):
@@ -53,6 +55,17 @@ class SeenRefusal(NamedTuple):
     """Empty for those that are only counted."""
     times: int | None
     """None: however often."""
+    last: int | None
+    """When it was refused last, in microseconds: the count begins again after a dismissal."""
+
+    @classmethod
+    def of(cls, consumer: str, key: str, times: int, last_seen: datetime) -> Self:
+        """As they are now."""
+        return cls(consumer, key, times, _microseconds(last_seen))
+
+
+def _microseconds(time: datetime) -> int:
+    return (time - _EPOCH) // timedelta(microseconds=1)
 
 
 def pack(refusals: Sequence[SeenRefusal]) -> str:
@@ -89,7 +102,7 @@ def dismiss(
     options.consumer(consumer)
     text = "" if key is None else encode_key(key)
     call = _Dismissal(engine, schema, {}, "dismiss", by, why, {"consumer": consumer, "key": text or None})
-    if not call.take([SeenRefusal(consumer, text, None)]).done:
+    if not call.take([SeenRefusal(consumer, text, None, None)]).done:
         raise MessageNotFound(f"consumer {consumer!r} has no refused message {text!r}")
 
 
@@ -130,7 +143,7 @@ def dismiss_all(
     if kind is not None:
         chosen["verdict"] = options.one_of("kind", kind, KINDS)
     options.flag("dry_run", dry_run)
-    parts = (str, str, deciding.BIG_INTEGER)
+    parts = (str, str, deciding.BIG_INTEGER, deciding.BIG_INTEGER)
     named = None if seen is None else [SeenRefusal(*each) for each in deciding.places(seen, _SEEN, parts)]
     told = {"consumer": consumer, "kind": kind, "seen": None if named is None else len(named)}
     call = _Dismissal(engine, schema, chosen, "dismiss_all", by, why, told)
@@ -160,8 +173,10 @@ class _Dismissal:
         """What there is now."""
         c = self._table.c
         its = (c[name] == value for name, value in self._chosen.items())
-        statement = select(c.consumer, c.key, c.times).where(*its).order_by(c.consumer, c.last_seen)
-        return self._transact(lambda each: [SeenRefusal(*row) for row in each.execute(statement)])
+        statement = (
+            select(c.consumer, c.key, c.times, c.last_seen).where(*its).order_by(c.consumer, c.last_seen)
+        )
+        return self._transact(lambda each: [SeenRefusal.of(*row) for row in each.execute(statement)])
 
     def take(self, named: Sequence[SeenRefusal], *, dry_run: bool = False) -> BulkResult:
         """Dismiss part after part, and count."""
@@ -177,7 +192,8 @@ class _Dismissal:
         for each in part:
             place = {"consumer_": each.consumer, "key_": each.key}
             row = connection.execute(_find(self._table), place).first()
-            is_gone = row is None or each.times not in (None, row.times)
+            now = None if row is None else (row.times, _microseconds(row.last_seen))
+            is_gone = row is None or (each.times is not None and now != (each.times, each.last))
             if row is not None and not is_gone:
                 if any(getattr(row, name) != value for name, value in self._chosen.items()):
                     continue
@@ -204,7 +220,7 @@ class _Dismissal:
 @cache
 def _find(table: Table) -> Select[Any]:
     c = table.c
-    return select(c.consumer, c.verdict, c.times).where(_this(table))
+    return select(c.consumer, c.verdict, c.times, c.last_seen).where(_this(table))
 
 
 @cache

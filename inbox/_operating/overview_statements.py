@@ -103,19 +103,21 @@ def refused(tables: Tables, consumers: int, *, takers: tuple[Table, ...]) -> Com
         parts.append(_count(number, "refused", table, *its, time=time))
         for what, verdict in whats.items():
             is_one = table.c.verdict == literal(verdict.value, String)
-            one = case((and_(is_one, not_(taken_since(table, takers))), 1))
-            parts.append(_count(number, what, table, *its, time=time, of=one))
+            one = case((not_(taken_since(table, takers)), 1))
+            # The newest first: those that are over by now are old.
+            parts.append(_count(number, what, table, *its, is_one, time=time, of=one, is_newest_first=True))
     return union_all(*parts)
 
 
 def taken_since(refused: Table, takers: Sequence[Table]) -> ColumnElement[bool]:
-    """Whether the key of a refused message was taken after all. Each key is looked up by itself: for an
-    EXISTS, PostgreSQL may read all keys."""
+    """Whether a refused message was taken after all: its key, with no other payload. Each key is looked up by
+    itself: for an EXISTS, PostgreSQL may read all keys."""
     found: list[ColumnElement[bool]] = []
     for table in takers:
         c = table.c
+        digests = refused.c.digest.is_(None), c.digest.is_(None), c.digest == refused.c.digest
         its = select(c.status if "status" in c else literal(Status.CONSUMED.value, String)).where(
-            c.consumer == refused.c.consumer, c.key == refused.c.key
+            c.consumer == refused.c.consumer, c.key == refused.c.key, or_(*digests)
         )
         found.append(func.coalesce(its.scalar_subquery(), "") == literal(Status.CONSUMED.value, String))
     return and_(refused.c.verdict != literal(Verdict.MISMATCH.value, String), or_(false(), *found))
@@ -134,12 +136,13 @@ def _count(
     time: ColumnElement[Any],
     of: ColumnElement[Any] | None = None,
     most: Any = _MOST,
+    is_newest_first: bool = False,
 ) -> Select[Any]:
     """Count up to `most` rows; the time is there because the others have one. The order makes the planner use
     the index that has it, however few of the rows it believes to be others."""
     counted = (literal(1) if of is None else of).label("one")
     found = select(counted, time.label("time")).select_from(table).where(*where)
-    rows = found.order_by(time).limit(most).subquery()
+    rows = found.order_by(time.desc() if is_newest_first else time).limit(most).subquery()
     latest = func.max(rows.c.time, type_=time.type).label("time")
     return select(*_labels(number, what), func.count(rows.c.one).label("rows"), latest)
 

@@ -86,9 +86,11 @@ def refused(
         except DBAPIError as error:
             raise_clearer(connection, all_tables.refused, error)
     noted = [each for each in found if each.kind != _REJECTED]
-    return Listing(
-        found, lambda: pack([SeenRefusal(each.consumer, each.key or "", each.times) for each in noted])
-    )
+    return Listing(found, lambda: pack([_seen(each) for each in noted]))
+
+
+def _seen(refusal: RefusedMessage) -> SeenRefusal:
+    return SeenRefusal.of(refusal.consumer, refusal.key or "", refusal.times, refusal.last_seen)
 
 
 def _refused(

@@ -34,21 +34,22 @@ def doctor(
 ) -> None:
     """Look at the installation, and say what to do.
 
-    Somebody else's packages in the place of ours, files that have changed, extras that are incomplete; with
-    --url, tables of another version, what `check` refuses, and a purge that is overdue. Exit code 15 if
-    something is wrong. `health` says how the messages are.
+    Somebody else's packages in the place of ours, files that have changed; with --url, tables of another
+    version, what `check` refuses, and a purge that is overdue. Exit code 15 if something is wrong. `health`
+    says how the messages are.
     """
     complaints = [
         *installed.foreign_packages(),
         *installed.changed_files(),
-        *installed.incomplete_extras(),
         *(() if url is None else _tables(url, schema)),
     ]
+    extras = installed.complete_extras()
     if json:
         found = [{"about": each.about, "why": each.why} for each in complaints]
-        as_json({"version": __version__, "python": python_version(), "complaints": found})
+        seen = {"version": __version__, "python": python_version(), "extras": extras}
+        as_json({**seen, "complaints": found})
     else:
-        print(f"inbox-outbox {__version__}, Python {python_version()}")
+        print(f"inbox-outbox {__version__}, Python {python_version()}, extras: {', '.join(extras) or 'none'}")
         if complaints:
             grid(("about", "what is wrong"), [(each.about, each.why) for each in complaints])
         else:

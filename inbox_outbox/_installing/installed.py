@@ -84,21 +84,17 @@ def _has(other: Distribution, name: str) -> bool:
     return other.name != NAME and any(str(file) == name for file in other.files or ())
 
 
-def incomplete_extras() -> Iterator[InstallationFault]:
-    """Extras of which only some packages are installed."""
+def complete_extras() -> list[str]:
+    """The extras of which all packages are installed. pip does not remember for which it was asked."""
     try:
         requirements = distribution(NAME).requires or []
     except PackageNotFoundError:
-        return
+        return []
     extras: dict[str, set[str]] = {}
     for each in requirements:
         if found := re.match(r"([\w.-]+)[^;]*;.*extra == [\"'](\w+)[\"']", each):
             extras.setdefault(found[2], set()).add(found[1])
-    for extra, names in sorted(extras.items()):
-        missing = {name for name in names if not _is_installed(name)}
-        if missing and missing != names:
-            lacking = ", ".join(sorted(missing))
-            yield InstallationFault(f"extra {extra}", f"{lacking} is missing: install {NAME}[{extra}]")
+    return sorted(extra for extra, names in extras.items() if all(map(_is_installed, names)))
 
 
 def _is_installed(name: str) -> bool:

@@ -170,6 +170,11 @@ def _of_stopped(
             yield Problem(STOPPED, f"{_messages(count)} of the outbox {_are(count)} {state}{_names(topics)}")
     for state, said in _INBOX_STATES.items():
         its = [] if inbox is None else [each for each in inbox.consumers if getattr(each, state).number]
+        blind = [] if inbox is None else [each for each in inbox.consumers if _is_blind(getattr(each, state))]
+        if blind:
+            names = _names(each.consumer for each in blind)
+            text = f"very many messages were refused within a day, and not all were looked at{names}"
+            yield Problem(STOPPED, text, is_refused=True)
         if (total := sum(getattr(each, state).number for each in its)) > limits.stopped:
             is_exact = all(getattr(each, state).precision == "exact" for each in its)
             count = Count(total, "exact" if is_exact else "at least")
@@ -190,6 +195,11 @@ def _of_purges(found: InboxOverview, limits: HealthLimits) -> Iterator[Problem]:
             last += ", and of some there was none"
         only = late[0].consumer if len(late) == 1 else None
         yield Problem(OVERDUE, f"keys are up to {worst} past their retention; {last}{names}", consumer=only)
+
+
+def _is_blind(count: Count) -> bool:
+    """Whether nothing was found in those that were looked at, and there are more."""
+    return count.number == 0 and count.precision == "at least"
 
 
 def _messages(count: Count) -> str:

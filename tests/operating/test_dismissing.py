@@ -10,6 +10,7 @@ import inbox
 from inbox import Count, Inbox, SqlStore, StatusInbox
 from inbox.errors import InvalidOption, MessageNotFound
 from inbox.schema import tables
+from inbox_outbox_base.checks.keys import digest
 from tests.support.filling import fill_inbox
 from tests.support.on_servers import on
 from tests.support.reads import recorded, scans
@@ -57,6 +58,32 @@ def test_what_was_taken_since_counts_no_more(engine: Engine) -> None:
     assert counts(engine) == (Count(1), Count(0), Count(1))
 
 
+def test_many_that_are_over_hide_no_other(engine: Engine) -> None:
+    """After an outage whose messages were taken in the end, and beside a replay of old ones, what was refused
+    since is counted. A key that was taken with another payload is not over."""
+    long_ago = datetime.now(UTC) - timedelta(hours=20)
+    rows = [
+        {
+            "consumer": "billing",
+            "key": f"{verdict}-{number}",
+            "verdict": verdict,
+            "times": 1,
+            "last_seen": long_ago,
+        }
+        for verdict in ("dead", "too_old")
+        for number in range(1_100)
+    ]
+    with engine.begin() as connection:
+        connection.execute(insert(TABLES.refused), rows)
+        Inbox("billing").accept_many(connection, [f"dead-{number}" for number in range(1_100)])
+        Inbox("billing").accept(connection, "other", payload=b"1")
+    note(engine, "late", "dead")
+    note(engine, "other", "dead", digest=digest(b"2"))
+    note(engine, "taken", "mismatch")
+    mismatches, _, given_up = counts(engine)
+    assert (mismatches.number, given_up.number) == (1, 2)
+
+
 @on("postgresql", "mariadb", "mysql", "sqlite")
 def test_dismissed(engine: Engine) -> None:
     """What somebody has looked at is listed and counted no more, until it is refused again; the decision is
@@ -87,6 +114,16 @@ def test_dismissed(engine: Engine) -> None:
         inbox.dismiss_all(engine, kind="rejected")
     with pytest.raises(InvalidOption, match="it came with a listing of messages of status-table mode"):
         inbox.dismiss_all(engine, seen=inbox.list_messages(SqlStore(engine)).seen)
+
+
+def test_what_was_refused_again_after_a_dismissal(engine: Engine) -> None:
+    """Its count begins again, but it is not what the listing has shown."""
+    note(engine, "a", "mismatch")
+    seen = inbox.refused(engine).seen
+    inbox.dismiss(engine, "billing", "a")
+    note(engine, "a", "mismatch")
+    assert inbox.dismiss_all(engine, seen=seen).changed == 1
+    assert [each.key for each in inbox.refused(engine)] == ["a"]
 
 
 @on("postgresql")
