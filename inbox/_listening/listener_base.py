@@ -206,10 +206,12 @@ class ListenerBase:
         return caught(given_up, job.recordings)
 
     def _action(self, job: MessageJob, outcome: Outcome) -> Action:
+        if _is_ended(job, outcome):
+            return Action.DEAD_LETTER
         # Another handler has the message now, and may still fail.
         if outcome.error is not None and find(outcome.error, LeaseLost) is not None:
             return Action.RETRY
-        if outcome.verdict in _FINAL or _is_hopeless(job, outcome) or _is_ended(job, outcome):
+        if outcome.verdict in _FINAL or _is_hopeless(job, outcome):
             return Action.DEAD_LETTER
         if outcome.verdict is Verdict.TOO_OLD:
             return self.too_old
@@ -253,15 +255,16 @@ def _is_hopeless(job: MessageJob, outcome: Outcome) -> bool:
     if error is None or has_answered or outcome.is_answered or job.recordings.has_claimed(error):
         return False
     ends = origins(error)
-    # After a body that has committed too early, a redelivery would be a duplicate: the rest would be lost.
-    if job.recordings.has_ended or any(isinstance(each, TransactionEnded) for each in ends):
+    if any(isinstance(each, TransactionEnded) for each in ends):
         return True
     return all(isinstance(each, InvalidOption | InvalidResult) for each in ends)
 
 
 def _is_ended(job: MessageJob, outcome: Outcome) -> bool:
-    """Whether the handler was tried again after a body that had committed too early."""
-    return outcome.verdict is Verdict.DUPLICATE and job.recordings.has_ended
+    """Whether a body has committed too early. A redelivery would be a duplicate, and the rest of the body
+    lost, whatever claims of the same message may still do; so is a second try of the handler."""
+    is_done = outcome.verdict is Verdict.NEW and outcome.error is None  # the handler has dealt with it
+    return job.recordings.has_ended and not is_done
 
 
 def _tell(job: MessageJob, action: Action, reason: str, error: Exception | None = None) -> None:
