@@ -14,6 +14,8 @@ Code = str | int
 class Codes(ABC):
     """What a database's codes mean; one subclass for each database."""
 
+    drivers: frozenset[str] = frozenset()
+    """The packages, or modules, that have the classes of its drivers' errors."""
     broken: frozenset[Code] = frozenset()
     """The connection is broken, so that a COMMIT has an unknown outcome."""
     passing: frozenset[Code] = frozenset()

@@ -8,16 +8,17 @@ the transaction began with its statement (`OWN`); else the body (`AFTER_BODY`), 
 end.
 """
 
-from traceback import walk_tb
+from collections.abc import Iterator
 from types import TracebackType
 
-from sqlalchemy.exc import InvalidRequestError, SQLAlchemyError
+from sqlalchemy.exc import InvalidRequestError
 
 from . import codes, groups
 from .inbox import InboxError, LeaseLost, PolicyConflict, TablesMissing, TransactionEnded, UnsafeDatabase
 from .outbox import WrongBucketCount
 
 _MARK = "_raised_by_the_inbox"
+_MISTAKES = (LookupError, ValueError, TypeError, AttributeError)
 
 
 class Own:
@@ -59,19 +60,47 @@ class _Commit(_AfterBody):
             super().mark(error)
 
 
+class _Source(Own):
+    """Around a function of the application's that leads to its database: a mistake in it, and an error with
+    which it decides about the message, are not ours."""
+
+    def mark(self, error: BaseException) -> None:
+        if not (isinstance(error, InboxError) or _is_mistake(error)):
+            super().mark(error)
+
+
 def _is_of_hook(error: BaseException) -> bool:
-    """Whether a listener of the application to SQLAlchemy's events raised it, but not one for connecting: a
-    token that cannot be fetched is an outage."""
-    if isinstance(error, SQLAlchemyError | InboxError | OSError):
-        return False
-    modules = {frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)}
-    is_pools = any(each.startswith("sqlalchemy.pool") for each in modules)
-    return "sqlalchemy.event.attr" in modules and not is_pools
+    """Whether a listener of the application to SQLAlchemy's events raised it, but not one for connecting, and
+    it is certainly no outage."""
+    return "sqlalchemy.event.attr" in codes.modules_of(error) and _is_mistake(error)
+
+
+def _is_mistake(error: BaseException) -> bool:
+    """Whether this error of the application's code, outside of bodies, is certainly no outage: one of a few
+    errors of Python's, raised from nothing else, and neither in a driver nor while the pool connects. Others
+    may be outages, such as a token that cannot be fetched: they must not make healthy messages dead
+    letters."""
+    modules = codes.modules_of(error)
+    is_plain = all(isinstance(each, _MISTAKES) and not isinstance(each, OSError) for each in _chain(error))
+    return is_plain and not any(
+        codes.is_of_driver(each) or each.startswith("sqlalchemy.pool") for each in modules
+    )
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error, and those that it was raised from, or while they were handled."""
+    seen: set[int] = set()
+    each: BaseException | None = error
+    while each is not None and id(each) not in seen:
+        seen.add(id(each))
+        yield each
+        each = each.__cause__ or each.__context__
 
 
 OWN = Own()
 AFTER_BODY = _AfterBody()
 COMMIT = _Commit()
+SOURCE = _Source()
 
 
 def is_own(error: BaseException) -> bool:

@@ -3,6 +3,7 @@ message texts. Each database's numbers are in its folder."""
 
 from collections.abc import Callable
 from functools import cache
+from traceback import walk_tb
 
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, InternalError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -20,18 +21,37 @@ def databases() -> tuple[Codes, ...]:
     return tuple(each() for each in dict.fromkeys(part("codes", dialect) for dialect in FOLDERS))
 
 
-def code_of(error: DBAPIError) -> Code | None:
+def is_drivers(error: BaseException) -> bool:
+    """Whether a driver has raised it, and SQLAlchemy has not wrapped it: a body may use the driver itself,
+    and asyncpg's errors while rows are streamed are not wrapped."""
+    return any(is_of_driver(kind.__module__) for kind in type(error).__mro__)
+
+
+def is_of_driver(module: str) -> bool:
+    """Whether this module is of a driver, or adapts its errors."""
+    names = (module, module.partition(".")[0])
+    return any(name in database.drivers for database in databases() for name in names)
+
+
+def _said(error: BaseException) -> BaseException | None:
+    """The driver's error: the one that SQLAlchemy has wrapped, or this one itself."""
+    if isinstance(error, DBAPIError):
+        return error.orig
+    return error if is_drivers(error) else None
+
+
+def code_of(error: BaseException) -> Code | None:
     """The SQLSTATE (PostgreSQL), error number (MySQL, MariaDB) or result code (SQLite), if there is one."""
-    found = (database.code(error.orig) for database in databases())
+    said = _said(error)
+    found = (None if said is None else database.code(said) for database in databases())
     return next((code for code in found if code is not None), None)
 
 
 def _means(error: BaseException, question: Callable[[Codes, Code], bool]) -> bool:
     """The answer for the database that raised the error; False if the error has no code."""
-    if not isinstance(error, DBAPIError):
-        return False
-    for database in databases():
-        code = database.code(error.orig)
+    said = _said(error)
+    for database in databases() if said is not None else ():
+        code = database.code(said)
         if code is not None:
             return question(database, code)
     return False
@@ -62,7 +82,21 @@ def is_passing(error: BaseException) -> bool:
         return all(map(is_passing, groups.leaves(error)))
     if isinstance(error, TransientError) or _means(error, lambda database, code: database.is_passing(code)):
         return True
-    return isinstance(error, DBAPIError) and breaks_connection(error) and not is_overdue(error)
+    return is_unreachable(error) or (breaks_connection(error) and not is_overdue(error))
+
+
+def is_unreachable(error: BaseException) -> bool:
+    """Whether it is an error of the system that came up while a connection to a database was opened: asyncpg
+    raises them as they are. Its TimeoutError for a statement is none."""
+    return isinstance(error, OSError) and any(
+        module == "asyncpg.connect_utils" or module.startswith("sqlalchemy.pool")
+        for module in modules_of(error)
+    )
+
+
+def modules_of(error: BaseException) -> set[str]:
+    """The modules whose code the error has come through."""
+    return {str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(error.__traceback__)}
 
 
 def is_limited(error: BaseException) -> bool:
@@ -90,13 +124,16 @@ def is_read_only(error: BaseException) -> bool:
     return _means(error, lambda database, code: code in database.read_only)
 
 
-def breaks_connection(error: DBAPIError) -> bool:
+def breaks_connection(error: BaseException) -> bool:
     """Whether this error broke the connection, so that a COMMIT has an unknown outcome."""
-    invalidated = error.connection_invalidated
+    if not (isinstance(error, DBAPIError) or is_drivers(error)):
+        return False
+    invalidated = isinstance(error, DBAPIError) and error.connection_invalidated
     # Without a code from a server, the driver lost the connection, never had one, or did not understand what
     # it read, as after an answer that was cut off. Then it has closed the connection itself.
     if code_of(error) is None:
-        return invalidated or isinstance(error, OperationalError | InternalError)
+        kinds = {kind.__name__ for kind in type(error).__mro__}  # those of PEP 249, or of SQLAlchemy
+        return invalidated or not kinds.isdisjoint({"OperationalError", "InternalError"})
     return _means(error, lambda database, code: database.breaks_connection(code, invalidated=invalidated))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from inbox_outbox_base.errors.blame import OWN
+from inbox_outbox_base.errors.blame import OWN, SOURCE
 from inbox_outbox_base.errors.inbox import InvalidOption, UnusableConnection
 
 from .connect import connected, reaching, root
@@ -66,7 +66,8 @@ def open_source(source: Any, kinds: Kinds) -> Any:
     """
     if source not in kinds:
         check_source(source, kinds)
-        returned = source()  # an error of the application's function is not ours
+        with SOURCE:
+            returned = source()
         with OWN:
             source = _returned(returned, kinds)
     with OWN, reaching():

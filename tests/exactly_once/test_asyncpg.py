@@ -8,13 +8,14 @@ from collections.abc import Awaitable, Callable
 from contextlib import nullcontext, suppress
 from typing import Any, NoReturn
 
+import asyncpg
 import pytest
-from sqlalchemy import text
+from sqlalchemy import URL, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.ext.asyncio import async_sessionmaker as async_sessions
 
-from inbox import AsyncInbox, AsyncListener, AsyncStatusInbox, SqlStore, Verdict, is_transient
+from inbox import Action, AsyncInbox, AsyncListener, AsyncStatusInbox, SqlStore, Verdict, is_transient
 from inbox.errors import StoreUnreachable
 from inbox_outbox_base.errors import codes
 from outbox import AsyncRelay, Outbox
@@ -124,6 +125,74 @@ def test_a_database_that_cannot_be_reached(migrated: Database) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     migrated.async_url = migrated.async_url.set(host="127.0.0.1", port=port)
+    run(migrated, work)
+
+
+async def streams(connection: AsyncConnection, end: Callable[[], None], away: URL) -> None:
+    """SQLAlchemy does not wrap the errors that come up meanwhile."""
+    numbers = text("SELECT generate_series(1, 100000)").execution_options(yield_per=10)
+    rows = await connection.stream(numbers)
+    end()
+    async for _ in rows:
+        pass
+
+
+async def uses_the_driver(connection: AsyncConnection, end: Callable[[], None], away: URL) -> None:
+    driver: Any = (await connection.get_raw_connection()).driver_connection
+    end()
+    await driver.fetch("SELECT 1")
+
+
+async def writes_elsewhere(connection: AsyncConnection, end: Callable[[], None], away: URL) -> None:
+    """To a second database, which is away."""
+    async with AsyncSession(create_async_engine(away)) as session:
+        await session.execute(text("SELECT 1"))
+
+
+async def connects_elsewhere(connection: AsyncConnection, end: Callable[[], None], away: URL) -> None:
+    """The same without SQLAlchemy."""
+    await asyncpg.connect(host=away.host, port=away.port, user="x", database="x")
+
+
+async def calls_elsewhere(connection: AsyncConnection, end: Callable[[], None], away: URL) -> None:
+    """Something that is no database."""
+    await asyncio.open_connection(away.host, away.port)
+
+
+@pytest.mark.parametrize(
+    ("body", "is_failure"),
+    [
+        (streams, False),
+        (uses_the_driver, False),
+        (writes_elsewhere, False),
+        (connects_elsewhere, False),
+        (calls_elsewhere, True),
+    ],
+)
+def test_a_connection_that_a_body_loses(migrated: Database, body: Any, is_failure: bool) -> None:
+    """Like an error of other drivers it does not count, whatever class it has."""
+
+    def end() -> None:
+        with migrated.engine().connect() as other:
+            other.execute(
+                text(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                    "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+                )
+            )
+
+    async def work(engine: AsyncEngine) -> None:
+        @INBOX.handler(engine, key=str, attempts=1)
+        async def handler(connection: AsyncConnection, message: str) -> None:
+            await body(connection, end, migrated.async_url.set(host="127.0.0.1", port=port))
+
+        (decision,) = await AsyncListener().decide(["a"], handler)
+        assert decision.action is Action.RETRY
+        assert decision.outcome is not None
+        assert decision.outcome.is_failure is is_failure
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
     run(migrated, work)
 
 

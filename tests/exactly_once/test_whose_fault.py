@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from itertools import product
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import redis
-from sqlalchemy import URL, Connection, Engine, NullPool, event, text
+from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event, text
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
@@ -566,6 +566,79 @@ def test_what_the_applications_own_code_raises(sqlite: Database, handler: Any) -
     engine = accounts.make(sqlite.engine())
     (decision,) = Listener(**LAST).decide(["a"], handler(engine))
     assert decision.action is DEAD_LETTER
+
+
+class Throttled(Exception):
+    """A service's own class of error."""
+
+
+def throttled() -> NoReturn:
+    raise Throttled
+
+
+def wrapped() -> NoReturn:
+    """The reason is lost in the text."""
+    try:
+        throttled()
+    except Throttled:
+        raise LookupError("unknown tenant") from None
+
+
+def away() -> NoReturn:
+    raise redis.ConnectionError
+
+
+def refused() -> NoReturn:
+    raise ConnectionRefusedError
+
+
+@pytest.mark.parametrize("trouble", [throttled, wrapped, away, refused])
+def test_an_outage_that_the_applications_own_code_meets(sqlite: Database, trouble: Any) -> None:
+    """What may be an outage of whatever a hook or a source asks makes no healthy message a dead letter."""
+    engine = sqlite.engine()
+    maker = sessionmaker(engine)
+    event.listen(maker, "after_begin", lambda *_: trouble())
+    for source in (trouble, maker):
+        handler = Inbox("billing").handler(source, key=str)(lambda handle, message: None)
+        (decision,) = Listener(**LAST).decide(["a"], handler)
+        assert (decision.action, decision.outcome and decision.outcome.is_failure) == (RETRY, False)
+
+
+def kill(engine: Engine) -> None:
+    """As a server that restarts."""
+    with engine.connect() as other:
+        other.execute(
+            text(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+        )
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
+def test_a_lost_connection_that_the_driver_itself_tells(postgres: Database, driver: str) -> None:
+    """It is no failure, whether a hook uses the driver's cursor, as for row level security, or the body
+    does."""
+    engine = create_engine(postgres.url.set(drivername=f"postgresql+{driver}"), pool_size=1)
+
+    def ask(connection: Connection) -> None:
+        connection.connection.cursor().execute("SELECT set_config('app.tenant', 'x', true)")
+
+    def body(connection: Connection, message: str) -> None:
+        if message == "body":
+            kill(postgres.engine())
+            ask(connection)
+
+    book = Inbox("billing").handler(engine, key=str, attempts=1)(body)
+    event.listen(engine, "begin", ask)
+    for message in ("first", "hook", "body"):
+        if message == "hook":
+            kill(postgres.engine())
+        (decision,) = Listener(**LAST).decide([message], book)
+        assert decision.action is (RETRY if message == "body" else ACK)  # the hook's is tried again at once
+        assert decision.outcome is not None
+        assert not decision.outcome.is_failure
+    engine.dispose()
 
 
 def test_a_token_that_cannot_be_fetched(sqlite: Database) -> None:

@@ -42,6 +42,7 @@ _LOCK = "inbox_outbox_version"  # the same in every migration
 class MySQLCodes(Codes):
     """The driver's errors begin with the number."""
 
+    drivers = frozenset({"pymysql", "asyncmy", "MySQLdb"})
     # 0: PyMySQL has closed the connection itself; 1053: the server shuts down; 1927 (MariaDB) and 4031
     # (MySQL): the server has ended the session; from 2000 on: there is no connection any more.
     broken = frozenset({0, 1053, 1927, 2000, 2002, 2003, 2006, 2013, 2014, 2055, 4031})

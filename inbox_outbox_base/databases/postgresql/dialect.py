@@ -37,6 +37,7 @@ _LOCK = 112_589_990_684  # an arbitrary number, the same in every migration
 class PostgreSQLCodes(Codes):
     """All codes of class 08 are lost connections; 42704 (undefined object) comes for a row type, too."""
 
+    drivers = frozenset({"psycopg", "psycopg2", "asyncpg", "sqlalchemy.dialects.postgresql.asyncpg"})
     # idle_in_transaction_session_timeout, transaction_timeout.
     overdue = frozenset({"25P03", "25P04"})
     # 57P01 to 57P05: the server shuts down, restarts, or has ended an idle session; 40003: it does not know

@@ -25,6 +25,7 @@ def _all(*primary: int) -> frozenset[Code]:
 class SQLiteCodes(Codes):
     """An extended code has its primary code in the last byte. There is no server to lose."""
 
+    drivers = frozenset({"sqlite3"})
     limits = frozenset({_INTERRUPT})
     transient = _all(_READONLY, _IOERR, _FULL)
     read_only = frozenset({_DBMOVED})  # somebody has replaced the file: this connection has the old one
