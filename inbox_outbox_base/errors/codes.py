@@ -132,8 +132,11 @@ def breaks_connection(error: BaseException) -> bool:
     # Without a code from a server, the driver lost the connection, never had one, or did not understand what
     # it read, as after an answer that was cut off. Then it has closed the connection itself.
     if code_of(error) is None:
-        kinds = {kind.__name__ for kind in type(error).__mro__}  # those of PEP 249, or of SQLAlchemy
-        return invalidated or not kinds.isdisjoint({"OperationalError", "InternalError"})
+        # The classes of PEP 249, and what asyncpg has for the second.
+        kinds = {kind.__name__ for kind in type(error).__mro__}
+        return invalidated or not kinds.isdisjoint(
+            {"OperationalError", "InternalError", "InternalClientError"}
+        )
     return _means(error, lambda database, code: database.breaks_connection(code, invalidated=invalidated))
 
 

@@ -23,6 +23,7 @@ from tests.support import accounts
 from tests.support.database import Database
 from tests.support.on_servers import on
 from tests.support.outbox_publishers import AsyncRecorder
+from tests.support.proxy import TcpProxy
 
 pytestmark = on("asyncpg")
 WORDS = "Łukasz 😀 \\ ' \" % _ %s $1 :name"
@@ -216,6 +217,61 @@ def test_a_statement_of_ours_that_takes_longer_than_command_timeout(migrated: Da
                 assert work.verdict is verdict
 
     run(migrated, work, pool_size=1, max_overflow=0, connect_args={"command_timeout": 0.3})
+
+
+def test_the_question_before_a_commit_that_takes_longer_than_command_timeout(migrated: Database) -> None:
+    """As any statement of ours: the message is delivered again, and nothing counts against it."""
+    waits = [0.4]
+
+    def stall(sent: bytes) -> bool:
+        if b"SELECT\0" in sent and waits:
+            time.sleep(waits.pop())
+        return False
+
+    async def work(engine: AsyncEngine) -> None:
+        @INBOX.handler(engine, key=str, attempts=1)
+        async def handler(connection: AsyncConnection, message: str) -> None:
+            await accounts.add_async(connection)
+
+        (decision,) = await AsyncListener().decide(["a"], handler)
+        assert not waits
+        assert decision.action is Action.RETRY
+        assert decision.outcome is not None
+        assert not decision.outcome.is_failure
+        await handler("a")
+
+    accounts.make(migrated.engine())
+    url = migrated.async_url
+    with TcpProxy(url.host or "127.0.0.1", url.port or 5432) as proxy:
+        proxy.cut_on(stall, forward=True)
+        migrated.async_url = url.set(host="127.0.0.1", port=proxy.port)
+        run(migrated, work, connect_args={"command_timeout": 0.2, "ssl": False})
+    assert accounts.total(migrated.engine()) == 1
+    assert is_transient(asyncpg.InternalClientError("cannot switch to state 15"))  # a look at a lost one
+
+
+@pytest.mark.parametrize("seconds", [0.2, 5])
+def test_a_body_that_goes_on_after_a_timeout(migrated: Database, seconds: float) -> None:
+    """Its own limit or `command_timeout` has closed the connection, so nothing has committed: the failure
+    counts, and the message is delivered again."""
+
+    async def work(engine: AsyncEngine) -> None:
+        @INBOX.handler(engine, key=str)
+        async def handler(connection: AsyncConnection, message: str) -> None:
+            await accounts.add_async(connection)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await connection.execute(text("SELECT pg_sleep(1)"))
+            await accounts.add_async(connection)
+
+        (decision,) = await AsyncListener().decide(["a"], handler)
+        assert decision.action is Action.RETRY
+        assert decision.outcome is not None
+        assert decision.outcome.is_failure
+
+    accounts.make(migrated.engine())
+    run(migrated, work, connect_args={"command_timeout": 0.3})
+    assert accounts.total(migrated.engine()) == 0
 
 
 def test_errors_say_whose_fault_they_are(migrated: Database) -> None:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Hashable
 
 from sqlalchemy import Connection
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.util import await_only
 from sqlalchemy.util.concurrency import in_greenlet
 
@@ -75,15 +76,19 @@ class Asyncpg(PostgreSQLDriver):
     def state(self, database: Taking, connection: Connection) -> State:
         return AsyncpgState(self, database, connection)
 
+    def is_closed(self) -> bool:
+        """Also once a call was interrupted: asyncpg ends the connection then."""
+        return bool(self._driver.is_closed())
+
     def is_in_transaction(self) -> bool:
         """Also in an aborted one."""
         return bool(self._driver.is_in_transaction())
 
     def errors(self) -> tuple[type[Exception], ...]:
         """The classes of its errors."""
-        from asyncpg import InterfaceError, PostgresError
+        from asyncpg import InterfaceError, InternalClientError, PostgresError
 
-        return PostgresError, InterfaceError
+        return PostgresError, InterfaceError, InternalClientError
 
     async def refuses_statements(self) -> bool:
         """Whether an error has aborted the transaction. Asks the server."""
@@ -108,6 +113,8 @@ class AsyncpgState(State):
         return self._driver.reported(REPORTED)
 
     def is_ended(self, mark: object = None) -> bool:
+        if self._driver.is_closed():
+            return False  # nothing can commit on it any more, as the next statement or the COMMIT will find
         if not self._driver.is_in_transaction():
             return True
         # An error that aborts the transaction ends its settings, but not the transaction.
@@ -121,6 +128,9 @@ class AsyncpgState(State):
             return await_only(self._driver.refuses_statements())
         except self._driver.errors():
             return False  # the connection is lost, as the COMMIT will find
+        except OSError as error:  # above all, the TimeoutError of command_timeout
+            self._connection.invalidate(error)
+            raise OperationalError(None, None, ConnectionError(type(error).__name__)) from error
         except BaseException as error:
             self._connection.invalidate(error)  # interrupted: the answer is still to come
             raise
