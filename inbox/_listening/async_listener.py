@@ -130,6 +130,8 @@ class AsyncListener(ListenerBase):
             given = job.batch.handler(job.message)
             outcome = await given if inspect.isawaitable(given) else given
         except FAILURES as error:
+            for pause in job.recordings.asking():
+                await asyncio.sleep(pause)
             return caught(as_failure(error), job.recordings)
         finally:
             job.recordings.end()

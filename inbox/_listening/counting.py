@@ -14,7 +14,7 @@ of its errors has one. So
   judges it;
 - several claims answer together, also one inside another: while one of them, or a transaction beside them,
   may still succeed or is still open, the message is delivered again. If no record counts that, the listener
-  does.
+  does. It waits for what stores answer to claims that have begun, at most a second.
 
 A judgement is kept on the error, but only for its message: several messages may get the same object, as from
 a future for which they all waited. In doubt both count, and the message is delivered again: in a thread
@@ -22,6 +22,8 @@ without the message's context, and after a transaction that has taken a message 
 """
 
 import threading
+import time
+from collections.abc import Iterator
 from contextvars import ContextVar
 
 from inbox._refusing.refusal import RefusalNote
@@ -31,6 +33,9 @@ from inbox_outbox_base.errors.inbox import NotTaken, TransactionEnded
 from inbox_outbox_base.words.incoming import Verdict
 
 from .judgements import PASSING, Part, Recorded, answers_to, because_of, judge, judged, parts_of, together
+
+_ASKING = 1.0
+"""Seconds to wait for the stores of claims when the handler has already raised an error."""
 
 
 class Recordings:
@@ -137,9 +142,20 @@ class Recordings:
             answer = together(answers if self._answer is None else [*answers, self._answer])
             if answer.verdict in PASSING:
                 return answer
-            if any(each.answers for each in self._open):
+            if any(each.answers and each.is_asked for each in self._open):
                 return Recorded(Verdict.NEW, None)
             return None if self._open or self._may_succeed or self._unfinished else answer
+
+    def asking(self) -> Iterator[float]:
+        """Seconds to sleep, again and again, while stores have not yet answered claims that are open: what
+        they say belongs to the answer. A claim that is refused would otherwise seem to be open in every
+        delivery, and the message would be delivered without end."""
+        until = time.monotonic() + _ASKING
+        while time.monotonic() < until:
+            with self._lock:
+                if all(each.is_asked for each in self._open):
+                    return
+            yield 0.01
 
     def has_claimed(self, error: BaseException) -> bool:
         """Whether the error, or one that it was raised from, has left a claim."""
@@ -150,12 +166,14 @@ class Recordings:
 class ClaimedPart:
     """What a claim tells the listener, from before its store is asked until its end is recorded."""
 
-    __slots__ = ("_recordings", "answers")
+    __slots__ = ("_recordings", "answers", "is_asked")
 
     def __init__(self) -> None:
         self._recordings = current()
         self.answers = self._recordings is not None and self._recordings.is_heard
         """Whether the claim answers for the message."""
+        self.is_asked = False
+        """Whether the store has answered."""
         if self._recordings is not None:
             self._recordings.opened(self)
 

@@ -1,5 +1,6 @@
 """What the listeners whose messages run in threads share; they differ in how they wait for decisions."""
 
+import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TypeVar
@@ -105,6 +106,8 @@ class InThreads(ListenerBase):
         try:
             outcome = job.batch.handler(job.message)
         except FAILURES as error:
+            for pause in job.recordings.asking():
+                time.sleep(pause)
             return caught(as_failure(error), job.recordings)
         finally:
             job.recordings.end()

@@ -128,6 +128,7 @@ class StatusConsumer:
         except BaseException as error:
             part.end(None, Recorded(Verdict.NEW, None) if is_excused(error) else None)
             raise
+        part.is_asked = True
         if isinstance(given, Hold):
             part.answers = part.answers and given.is_protected
         else:

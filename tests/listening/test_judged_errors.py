@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Connection, Engine, create_engine, text
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from inbox import (
     Action,
@@ -432,5 +432,32 @@ def test_a_dead_claim_beside_an_open_one(postgres: Database) -> None:
         has_died.set()
         with suppress(Fault):
             await left[0]
+
+    asynchronously(postgres, scenario)
+
+
+def test_two_dead_claims_at_the_same_time(postgres: Database) -> None:
+    """The later one has not been answered by its store when the first one is refused, in every delivery: one
+    connection serves both. The message is given up all the same."""
+
+    async def scenario(_: AsyncEngine) -> None:
+        engine = create_async_engine(postgres.async_url, pool_size=1, max_overflow=0)
+        inboxes = [
+            AsyncStatusInbox(name, store=SqlStore(engine), max_attempts=1) for name in ("mail", "push")
+        ]
+
+        async def run(inbox: AsyncStatusInbox, message: str) -> None:
+            async with inbox.claim(message):
+                fail()
+
+        async def handle(message: str) -> Outcome:
+            await asyncio.gather(*(run(inbox, message) for inbox in inboxes))
+            return Outcome(Verdict.NEW)
+
+        listener = inboxes[0].listener()
+        for _delivery in range(5):
+            (decision,) = await listener.decide(["a"], handle)
+        assert decision.action is Action.DEAD_LETTER
+        await engine.dispose()
 
     asynchronously(postgres, scenario)
