@@ -3,8 +3,10 @@ rolled back.
 
 SQLAlchemy has no event after a COMMIT. So a connection is of a class of its own from the first message until
 the end of the transaction. If something else has ended the transaction, or may have, nobody knows what became
-of the messages, and nothing is told: a COMMIT or ROLLBACK as text, DDL, a procedure, an error that has undone
-the transaction.
+of the messages, and nothing is told: a COMMIT or ROLLBACK as text, DDL, a procedure.
+
+If an error of the database has undone the transaction, and the caller's code has swallowed it, the COMMIT
+raises: on PostgreSQL it would be a ROLLBACK without an error.
 """
 
 import time
@@ -18,8 +20,10 @@ from sqlalchemy.exc import DBAPIError
 
 from inbox_outbox_base.databases.registry import database_of
 from inbox_outbox_base.databases.taking import State
-from inbox_outbox_base.monitoring.events import Event, Hooks
+from inbox_outbox_base.errors.inbox import TransactionAborted
+from inbox_outbox_base.monitoring.events import Event, EventKind, Hooks
 from inbox_outbox_base.transactions import layers
+from inbox_outbox_base.transactions.ending import UNDONE
 from inbox_outbox_base.transactions.savepoints import innermost, is_unknown, number
 from inbox_outbox_base.transactions.texts import may_begin_another, may_end
 
@@ -30,9 +34,15 @@ class _Announcement(NamedTuple):
     savepoint: int
     """The number of the connection's innermost savepoint."""
     begun: float
-    hooks: Hooks
+    hooks: Hooks | None
     given: dict[str, Any]
     """The event's fields."""
+
+    @property
+    def about(self) -> tuple[str, str] | None:
+        """The message, if a row was written."""
+        is_taken = self.given["kind"] is EventKind.TAKEN
+        return (self.given["consumer"], self.given["key"]) if is_taken else None
 
 
 @dataclass(slots=True)
@@ -43,24 +53,35 @@ class _Announcements:
     calls: list[_Announcement] = field(default_factory=list)
     is_open: bool = False
     """Whether the server was once seen in the transaction: what this process remembers needs no statement."""
+    undone: set[tuple[str, str] | None] = field(default_factory=set)
+    """The messages whose rows an error has undone together with the transaction, and that were not taken
+    again."""
 
     def is_lost(self, connection: Connection) -> bool:
         """Whether something else has ended the transaction, as far as the driver knows."""
         return connection.closed or connection.invalidated or (self.is_open and self.state.is_ended())
+
+    def undo(self) -> None:
+        """An error has undone the transaction."""
+        self.undone |= {each.about for each in self.calls if each.about is not None}
+        self.calls.clear()
 
 
 _DUE = "_inbox_announcements"
 """An attribute of a connection: what is to be told, if anything."""
 
 
-def announce(connection: Connection, hooks: Hooks, **given: Any) -> None:
+def announce(connection: Connection, hooks: Hooks | None, **given: Any) -> None:
     """Call the hooks with an `Event` of these fields, and the seconds since now, right after the COMMIT of
-    the transaction on this connection."""
+    the transaction on this connection. If it is about rows that were written, a COMMIT that cannot keep them
+    raises TransactionAborted."""
     due = _due(connection)
     if due is None:
         due = _put(connection, _Announcements(database_of(connection).state(connection)))
     due.is_open = due.is_open or not due.state.is_ended()
-    due.calls.append(_Announcement(innermost(connection), time.monotonic(), hooks, given))
+    call = _Announcement(innermost(connection), time.monotonic(), hooks, given)
+    due.undone.discard(call.about)
+    due.calls.append(call)
 
 
 def _due(connection: Connection) -> _Announcements | None:
@@ -84,19 +105,29 @@ def _take(connection: Connection) -> list[_Announcement]:
 
 
 def _take_kept(connection: Connection) -> list[_Announcement]:
-    """The same, right before a COMMIT; nothing if that cannot keep what was written."""
+    """The same, right before a COMMIT; nothing if somebody else has ended the transaction.
+
+    Raises:
+        TransactionAborted: an error has undone what was written.
+    """
     if (due := _due(connection)) is not None:
         if not connection.invalidated:
             due.state.ask_after_error()
-        if due.is_lost(connection) or due.state.is_aborted():
+        if due.is_lost(connection):
             _take(connection)
-    return _take(connection)
+        elif due.state.is_aborted():
+            due.undo()
+    calls = _take(connection)
+    if due is not None and due.undone:
+        raise TransactionAborted(UNDONE)
+    return calls
 
 
 def _tell(calls: list[_Announcement]) -> None:
     now = time.monotonic()
     for each in calls:
-        each.hooks(Event(seconds=now - each.begun, **each.given))
+        if each.hooks is not None:
+            each.hooks(Event(seconds=now - each.begun, **each.given))
 
 
 @cache
@@ -117,7 +148,11 @@ def _announcing(kind: Any) -> Any:  # noqa: C901 - methods
             return _run(self, kind.exec_driver_sql, statement, *given, **options)
 
         def _commit_impl(self) -> None:
-            calls = _take_kept(self)
+            try:
+                calls = _take_kept(self)
+            except TransactionAborted:
+                kind._rollback_impl(self)  # noqa: SLF001 - for SQLAlchemy it is over now
+                raise
             kind._commit_impl(self)  # noqa: SLF001
             _tell(calls)
 
@@ -156,7 +191,9 @@ def _run(connection: Connection, run: Callable[..., Any], statement: Any, *given
     try:
         return run(connection, statement, *given, **options)
     except DBAPIError as error:
-        if due is not None and (due.state.is_undone_by(error) or is_unknown(statement, error)):
+        if due is not None and due.state.is_undone_by(error):
+            due.undo()
+        elif due is not None and is_unknown(statement, error):
             _take(connection)
         raise
     finally:

@@ -1,4 +1,5 @@
-"""Take messages in the caller's transaction, and let monitoring hear of them once that has committed."""
+"""Take messages in the caller's transaction, whose COMMIT keeps them or raises, and let monitoring hear of
+them once it has committed."""
 
 from collections import Counter
 from datetime import datetime
@@ -22,7 +23,7 @@ def answer(
     """As `accept`."""
     with ours(connection):
         verdict, stored = accept(connection, attempt, terms, message_time)
-    if (hooks := terms.hooks) is not None:
+    if (hooks := terms.hooks) is not None or verdict is Verdict.NEW:
         digests = digests_of(verdict, attempt.digest, None if stored is None else stored.digest)
         about = {"kind": _KINDS[verdict], "consumer": attempt.consumer, "key": attempt.key}
         announce(connection, hooks, **about, **digests)
@@ -34,8 +35,8 @@ def answer_many(
 ) -> list[Verdict]:
     """As `accept_many`; the messages of a verdict are one event."""
     verdicts = accept_many(connection, tables, consumer, messages, terms)
-    if (hooks := terms.hooks) is not None:
-        for verdict, count in Counter(verdicts).items():
+    for verdict, count in Counter(verdicts).items():
+        if (hooks := terms.hooks) is not None or verdict is Verdict.NEW:
             key = messages.keys[verdicts.index(verdict)] if count == 1 else ""
             announce(connection, hooks, kind=_KINDS[verdict], consumer=consumer, key=key, count=count)
     return verdicts

@@ -83,8 +83,8 @@ class Inbox(Consumer, Listens[Listener]):
 
         Never commits, rolls back or aborts the caller's transaction, and never raises for a duplicate: run
         the message if and only if the verdict is `NEW`. At REPEATABLE READ and SERIALIZABLE a race is an
-        error for which `is_transient` is true, never a duplicate. After a database error, roll back and do
-        not commit: the error may already have undone the transaction.
+        error for which `is_transient` is true, never a duplicate. After a database error, roll back:
+        the error may already have undone the transaction, and then its COMMIT raises TransactionAborted.
 
         Args:
             connection: a Connection, an ORM Session or a scoped_session, not in AUTOCOMMIT mode.

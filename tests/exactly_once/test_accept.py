@@ -1,15 +1,17 @@
 """The verdicts of `accept` and `accept_many` inside the caller's own transaction, on every database."""
 
 import time
+from contextlib import nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection, create_engine, event, insert, select
+from sqlalchemy import Connection, create_engine, event, insert, select, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from inbox import Inbox, Retention, SqlStore, Verdict, migration
-from inbox.errors import UnusableConnection
+from inbox.errors import TransactionAborted, UnusableConnection
 from inbox.schema import tables
 from tests.support.cases import case
 from tests.support.database import Database
@@ -115,6 +117,33 @@ def test_the_same_key_with_another_payload(migrated: Database) -> None:
             assert inbox.accept(connection, number, first) is NEW
         with engine.begin() as connection, case((first, second)):
             assert inbox.accept(connection, number, second) is verdict
+
+
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("takes_more", [False, True])
+def test_an_error_that_the_caller_swallows(postgres: Database, many: bool, takes_more: bool) -> None:
+    """It has aborted the transaction: the COMMIT raises, where PostgreSQL would only roll back."""
+    inbox, engine = Inbox("billing"), postgres.engine()
+
+    def deliver() -> None:
+        with Session(engine) as session, session.begin():
+            assert (inbox.accept_many(session, ["a"]) if many else [inbox.accept(session, "a")]) == [NEW]
+            with suppress(DBAPIError), session.begin_nested() if takes_more else nullcontext():
+                session.execute(text("SELECT 1 / 0"))
+            if takes_more:  # the savepoint has kept the transaction
+                inbox.accept(session, "b")
+                with suppress(DBAPIError):
+                    session.execute(text("SELECT 1 / 0"))
+
+    for _ in range(2):
+        with pytest.raises(TransactionAborted):
+            deliver()
+    with engine.begin() as connection:
+        assert inbox.accept_many(connection, ["a", "b"]) == [NEW, NEW]
+        with suppress(DBAPIError), connection.begin_nested():
+            connection.execute(text("SELECT 1 / 0"))
+    with engine.begin() as connection:
+        assert inbox.accept(connection, "a") is DUPLICATE
 
 
 def test_with_a_session(sqlite: Database) -> None:

@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, c
 from sqlalchemy.ext.asyncio import async_sessionmaker as async_sessions
 
 from inbox import Action, AsyncInbox, AsyncListener, AsyncStatusInbox, SqlStore, Verdict, is_transient
-from inbox.errors import StoreUnreachable
+from inbox.errors import StoreUnreachable, TransactionAborted
 from inbox_outbox_base.errors import codes
 from outbox import AsyncRelay, Outbox
 from tests.support import accounts
@@ -391,6 +391,11 @@ def test_a_body_that_uses_the_driver_itself(migrated: Database) -> None:
             with pytest.raises(Exception, match=r"aborted|duplicate key"):
                 async with INBOX.transaction(engine, "a") as work:
                     await body(work.connection, swallows=swallows)
+        async with engine.connect() as connection:
+            await INBOX.accept(connection, "a")
+            await body(connection, swallows=True)
+            with pytest.raises(TransactionAborted):
+                await connection.commit()
         async with INBOX.transaction(engine, "a") as work:
             assert work.verdict is Verdict.NEW
             await accounts.add_async(work.connection)

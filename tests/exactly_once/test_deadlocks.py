@@ -63,6 +63,23 @@ def test_a_swallowed_deadlock(engine: Engine, goes_on: str) -> None:
 
 
 @on("mariadb")
+@pytest.mark.parametrize("takes_again", [False, True])
+def test_a_swallowed_deadlock_in_a_transaction_of_the_callers(engine: Engine, takes_again: bool) -> None:
+    """The COMMIT raises, unless the message was taken once more: otherwise what is written after the deadlock
+    would commit without the inbox row."""
+    with nullcontext() if takes_again else pytest.raises(TransactionAborted), engine.begin() as connection:
+        INBOX.accept(connection, KEY)
+        with heavier_transaction(engine, connection), pytest.raises(OperationalError, match="1213"):
+            accounts.add(connection, "account 1")
+        if takes_again:
+            assert INBOX.accept(connection, KEY) is Verdict.NEW
+        accounts.add(connection)
+    assert accounts.total(engine) == int(takes_again)
+    with engine.begin() as connection:
+        assert INBOX.accept(connection, KEY) is (Verdict.DUPLICATE if takes_again else Verdict.NEW)
+
+
+@on("mariadb")
 def test_a_deadlock_inside_a_savepoint(engine: Engine) -> None:
     """The savepoint is gone with the whole transaction, and the redelivered message runs."""
 

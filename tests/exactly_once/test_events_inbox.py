@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, create_async_e
 from sqlalchemy.orm import Session
 
 from inbox import AsyncInbox, Event, EventKind, Inbox, LogEvents, Verdict
-from inbox.errors import InvalidOption, NotTaken, TransientError
+from inbox.errors import InvalidOption, NotTaken, TransactionAborted, TransientError
 from inbox.schema import tables
 from inbox_outbox_base.calls import retry
 from tests.support.database import Database
@@ -196,7 +196,9 @@ def roll_back_through_the_driver(connection: Connection) -> None:
 def swallow(connection: Connection) -> None:
     with pytest.raises(DBAPIError):
         connection.exec_driver_sql("SELECT nonsense")
-    connection.commit()  # on PostgreSQL this is a ROLLBACK
+    with pytest.raises(TransactionAborted):  # on PostgreSQL it would be a ROLLBACK
+        connection.commit()
+    connection.rollback()
 
 
 def end_by_ddl(connection: Connection) -> None:

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine, event
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from examples.embedded_postgres import EmbeddedPostgres
 from inbox import AsyncInbox, Inbox, Taken, Verdict
-from inbox.errors import InvalidOption, InvalidResult, TransactionEnded
+from inbox.errors import InvalidOption, InvalidResult, TransactionAborted, TransactionEnded
 from tests.support import accounts
 from tests.support.database import Database, make_tables
 from tests.support.on_servers import each_on
@@ -232,15 +232,18 @@ async def test_a_commit_that_cannot_write_the_result(migrated: Database, handle:
 
 @in_loop
 async def test_a_swallowed_error_is_not_a_silent_rollback(postgres: Database) -> None:
-    """On PostgreSQL an aborted transaction cannot write the result, so its commit raises instead of silently
-    rolling back."""
+    """On PostgreSQL an aborted transaction cannot write the row or its result, so its commit raises instead
+    of silently rolling back. After a rollback the connection can be used again."""
     accounts.make(postgres.engine())
     async with async_engine(postgres) as engine, engine.connect() as connection:
-        (await ASYNC_INBOX.take(connection, "a")).result = 7
-        with pytest.raises(IntegrityError):
-            await connection.run_sync(accounts.open_account)
-        with pytest.raises(DBAPIError, match="current transaction is aborted"):
-            await connection.commit()
+        for result in (None, 7):
+            (await ASYNC_INBOX.take(connection, "a")).result = result
+            with pytest.raises(IntegrityError):
+                await connection.run_sync(accounts.open_account)
+            with pytest.raises(TransactionAborted):
+                await connection.commit()
+            await connection.rollback()
+        assert (await ASYNC_INBOX.take(connection, "a")).is_new
 
 
 @in_loop
