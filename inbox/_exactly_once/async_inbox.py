@@ -279,7 +279,8 @@ class AsyncInbox(Consumer, Listens[AsyncListener]):
         async def call() -> T:
             for pay in owed:
                 pay()
-            return await run()
+            with reaching():
+                return await run()
 
         return call()
 

@@ -211,6 +211,9 @@ def test_a_statement_of_ours_that_takes_longer_than_command_timeout(migrated: Da
                     raise AssertionError
             assert is_transient(caught.value)
             assert time.monotonic() - began < 5
+            async with engine.connect() as connection:
+                with pytest.raises(OperationalError):
+                    await INBOX.accept(connection, "a")
             other.rollback()
         for verdict in (Verdict.NEW, Verdict.DUPLICATE):
             async with INBOX.transaction(engine, "a") as work:
