@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.orm import Session, SessionTransaction
 
-from inbox._listening.counting import begins_transaction, ends_transaction
+from inbox._listening.counting import begins_transaction, ends_transaction, repeats_transaction
 from inbox._listening.noting import fail, note_of
 from inbox._memory import Known, Memory, place_of
 from inbox_outbox_base.calls.retry import retry
@@ -137,6 +137,8 @@ class Transaction:
             self._is_watched = True
             begins_transaction(self.part)
             return
+        if self.verdict is Verdict.DUPLICATE:
+            repeats_transaction(self.part)
         self._events.append(OF_VERDICT[self.verdict])
         self._later = ending.watch_later(handle, self.connection, self._transaction)
         self._is_watched = True

@@ -51,8 +51,9 @@ class Recordings:
         """Whether a claim has failed, or was refused, that does not answer for the message."""
         self._unfinished: set[Part] = set()
         """Taken in a transaction that has not committed, and not for a claim that answers."""
-        self.has_ended = False
-        """Whether a body has ended its transaction itself, and perhaps committed its first half."""
+        self._ended: set[Part] = set()
+        self.has_lost_rest = False
+        """Whether a message was found taken whose body had ended its transaction."""
         self._refused: list[RefusalNote] | None = []
         self._failed: dict[Part, RefusalNote] = {}
 
@@ -89,6 +90,16 @@ class Recordings:
         with self._lock:
             self._unfinished.add(part)
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether a body has ended its transaction itself, and perhaps committed its first half."""
+        return bool(self._ended)
+
+    def repeated(self, part: Part) -> None:
+        """A transaction of the exactly-once path has found a message taken before."""
+        with self._lock:
+            self.has_lost_rest = self.has_lost_rest or part in self._ended
+
     def committed(self, part: Part) -> None:
         """This transaction has committed."""
         with self._lock:
@@ -104,7 +115,8 @@ class Recordings:
                     if each.verdict in PASSING:
                         self._unfinished.add(part)
                 elif before is None or before.answer is None:
-                    self.has_ended |= isinstance(each, TransactionEnded) and not is_own(each)
+                    if isinstance(each, TransactionEnded) and not is_own(each):
+                        self._ended.add(part)
                     answer = None if is_failure(each) else Recorded(Verdict.NEW, None)
                     judge(each, self, answer, is_claims=False, part=part)
 
@@ -209,6 +221,12 @@ def begins_transaction(part: Part) -> None:
     """A transaction of the exactly-once path has taken a message."""
     if (recordings := current()) is not None:
         recordings.taken(part)
+
+
+def repeats_transaction(part: Part) -> None:
+    """A transaction of the exactly-once path has found this message taken before."""
+    if (recordings := current()) is not None:
+        recordings.repeated(part)
 
 
 def ends_transaction(part: Part) -> None:

@@ -263,8 +263,9 @@ def _is_hopeless(job: MessageJob, outcome: Outcome) -> bool:
 def _is_ended(job: MessageJob, outcome: Outcome) -> bool:
     """Whether a body has committed too early. A redelivery would be a duplicate, and the rest of the body
     lost, whatever claims of the same message may still do; so is a second try of the handler."""
-    is_done = outcome.verdict is Verdict.NEW and outcome.error is None  # the handler has dealt with it
-    return job.recordings.has_ended and not is_done
+    # Without an error, the handler has dealt with it, as a loop over the lines of a message does.
+    is_done = outcome.error is None and outcome.verdict in (Verdict.NEW, Verdict.DUPLICATE)
+    return job.recordings.has_lost_rest or (job.recordings.has_ended and not is_done)
 
 
 def _tell(job: MessageJob, action: Action, reason: str, error: Exception | None = None) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.orm import Session, sessionmaker
 
 from inbox import (
     Action,
@@ -296,6 +297,27 @@ def test_a_handler_that_is_tried_again_after_its_body_has_committed(sqlite: Data
         (decision,) = Listener().decide([message], handler)
         assert decision.action is Action.DEAD_LETTER
         assert "ended its transaction" in decision.reason
+
+
+def test_lines_of_which_one_has_rolled_back(sqlite: Database) -> None:
+    """Each is a message of its own; the handler notes errors and goes on. A redelivery finds the other lines
+    taken, and is no dead letter."""
+    engine = sqlite.engine()
+
+    @Inbox("billing").handler(sessionmaker(engine), key=str)
+    def line(session: Session, key: str) -> None:
+        if key.endswith("2"):
+            session.rollback()
+
+    def lines(message: str) -> Outcome:
+        for number in (1, 2):
+            with suppress(TransactionEnded):
+                line(f"{message}{number}")
+        return line(f"{message}3")
+
+    for verdict in (Verdict.NEW, Verdict.DUPLICATE):
+        (decision,) = Listener().decide(["a"], lines)
+        assert (decision.action, decision.reason) == (Action.ACK, str(verdict))
 
 
 def test_a_message_that_is_too_old_behind_a_decorator(sqlite: Database) -> None:
