@@ -11,7 +11,6 @@ from sqlalchemy import Connection
 from inbox._status_mode.stores import Record, SqlStore, Store
 from inbox_outbox_base.checks import options
 from inbox_outbox_base.errors.inbox import InvalidOption
-from inbox_outbox_base.words.incoming import KNOWN_AS
 from inbox_outbox_base.words.outgoing import Message
 
 
@@ -65,19 +64,21 @@ class Redelivery:
                 "when the message died, a consumer or a relay of ours had brought it, and it has at most "
                 "1,000,000 bytes"
             )
-        if reason := self._outbox.refusal(self._message(record)):
+        if reason := self._outbox.refusal(*self._message(record)):
             raise InvalidOption(f"{what}: the outbox cannot take the message: {reason}")
 
     def publish(self, connection: Connection, records: Iterable[Record]) -> None:
         """Write the messages of these records, in their order."""
         self._outbox.redeliver(connection, [*map(self._message, records)])
 
-    def _message(self, record: Record) -> Message:
+    def _message(self, record: Record) -> tuple[Message, str, str | None]:
+        """The message, its id and when it was published."""
         found = json.loads(record.delivery or "{}")
-        return Message(
+        message = Message(
             topic=found["topic"] if self._to is None else self._to,
             payload=record.payload,
             key=found["key"],
-            headers={**found["headers"], KNOWN_AS: found["id"]},
+            headers=found["headers"],
             content_type=(found["content_type"] or None) if record.payload is not None else None,
         )
+        return message, found["id"], found["created_at"]

@@ -9,6 +9,7 @@ from typing import Any
 from inbox_outbox_base.errors.outbox import InvalidMessage, InvalidOption
 from inbox_outbox_base.tables.outbox import LONGEST_ID, LONGEST_TOPIC
 from inbox_outbox_base.words.outgoing import Message
+from inbox_outbox_base.words.redelivered import AGAIN
 
 from . import options
 from .keys import LONGEST_KEY
@@ -19,6 +20,8 @@ LONGEST_HEADER = 128
 
 LARGEST_HEADERS = 65_536
 """The most bytes of headers as JSON."""
+
+_RESERVED = ("outbox-", "inbox-")
 
 
 seconds = partial(options.seconds, error=InvalidOption)
@@ -79,6 +82,8 @@ def message_id(value: object) -> str:
         raise InvalidMessage(f"id={shown(value)}: expected 1 to {LONGEST_ID} printable ASCII characters")
     if not (value.isascii() and value.isprintable()):
         raise InvalidMessage(f"id={shown(value)}: expected printable ASCII characters")
+    if value.startswith(AGAIN):
+        raise InvalidMessage(f"id={shown(value)}: only what is delivered again has an id like this")
     return str.__str__(value)
 
 
@@ -100,8 +105,8 @@ def headers(value: object) -> dict[str, str]:
         raise InvalidMessage(f"headers={shown(value)}: expected a mapping of strings to strings")
     for name, content in value.items():
         text("headers", name, LONGEST_HEADER)
-        if name == "content-type" or name.startswith("outbox-"):
-            raise InvalidMessage(f"headers[{name!r}]: publishers write a header with this name themselves")
+        if name == "content-type" or name.startswith(_RESERVED):
+            raise InvalidMessage(f"headers[{name!r}]: publishers and consumers write such names themselves")
         if not isinstance(content, str):
             raise InvalidMessage(f"headers[{name!r}]={shown(content)}: expected a string")
         if content:

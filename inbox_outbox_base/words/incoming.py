@@ -8,9 +8,6 @@ from typing import Any, TypeAlias
 
 MaybeNone: TypeAlias = Any
 """None only for consumers of tombstones: others need not check."""
-KNOWN_AS = "inbox-id"
-"""Header of a message that an operator delivers again: the id by which its inbox knows it. Consumers give the
-message this id, and hide the header."""
 
 
 @dataclass(frozen=True, slots=True)

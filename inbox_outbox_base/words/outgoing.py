@@ -11,8 +11,6 @@ PREFIX = "ce_"
 """The prefix of a CloudEvents attribute that is a header, as in CloudEvents' Kafka binding."""
 IS_EVENT = "ce_specversion"
 """The header that every CloudEvent has."""
-AGAIN = "inbox-again-"
-"""The beginning of the ids of messages that an operator delivers again."""
 
 
 @dataclass(frozen=True, slots=True)

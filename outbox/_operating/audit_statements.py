@@ -35,7 +35,7 @@ from inbox_outbox_base.databases.relaying_statements import since
 from inbox_outbox_base.tables.columns import from_now, utcnow
 from inbox_outbox_base.tables.inbox import Tables
 from inbox_outbox_base.tables.times import readable
-from inbox_outbox_base.words.outgoing import AGAIN
+from inbox_outbox_base.words.redelivered import AGAIN
 from outbox.schema import OutboxTables
 
 from .statements import has_a_time, state_of

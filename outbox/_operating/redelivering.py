@@ -1,10 +1,14 @@
 """The outbox's part in `inbox.retry(..., deliver=True)`, which finds this by its name."""
 
+from collections.abc import Sequence
+
 from sqlalchemy import Connection
 
 from inbox_outbox_base.checks.missing import is_there, missing_table
 from inbox_outbox_base.errors.outbox import InvalidOption, TablesMissing
-from inbox_outbox_base.words.outgoing import AGAIN, Message
+from inbox_outbox_base.words.outgoing import Draft, Message
+from inbox_outbox_base.words.redelivered import AGAIN, headers_of_first
+from outbox._publishing.drafts import encoded
 from outbox._publishing.outbox import Outbox
 
 
@@ -26,17 +30,20 @@ class RedeliveringOutbox(Outbox):
         if not is_there(connection, self.tables.message):
             raise TablesMissing(missing_table(self.tables.message))
 
-    def refusal(self, message: Message) -> str | None:
+    def refusal(self, message: Message, first_id: str = "", created_at: str | None = None) -> str | None:
         """Why the outbox cannot take a message; None if it can."""
         try:
-            self._drafts.of([message])
+            self._draft(message, first_id, created_at)
         except InvalidOption as error:
             return str(error)
         return None
 
-    def redeliver(self, connection: Connection, messages: list[Message]) -> None:
-        """Write messages, in their order."""
-        drafts = self._drafts.of(messages)
-        for draft in drafts:
-            draft.row["id"] = AGAIN + draft.row["id"]
-        self._write(connection, drafts)
+    def redeliver(self, connection: Connection, messages: Sequence[tuple[Message, str, str | None]]) -> None:
+        """Write messages, each with the id that it has and its time, in their order."""
+        self._write(connection, [self._draft(*each) for each in messages])
+
+    def _draft(self, message: Message, first_id: str, created_at: str | None) -> Draft:
+        (draft,) = self._drafts.of([message])
+        headers = {**message.headers, **headers_of_first(first_id, created_at)}
+        draft.row |= {"id": AGAIN + draft.row["id"], "headers": encoded(headers)}
+        return draft

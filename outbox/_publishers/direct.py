@@ -2,7 +2,6 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from inspect import isawaitable
 from typing import Any, Generic, TypeVar
@@ -15,7 +14,6 @@ from inbox_outbox_base.checks.options import is_coroutine_function, shown
 from inbox_outbox_base.errors.blame import is_own
 from inbox_outbox_base.errors.codes import is_passing
 from inbox_outbox_base.errors.outbox import InvalidOption
-from inbox_outbox_base.words.incoming import KNOWN_AS
 from inbox_outbox_base.words.outgoing import (
     ACCEPTED,
     Envelope,
@@ -25,6 +23,7 @@ from inbox_outbox_base.words.outgoing import (
     Unavailable,
     identity_of,
 )
+from inbox_outbox_base.words.redelivered import as_first
 
 Handlers = Mapping[str, Callable[[Envelope], Any] | Callable[[Delivery], Any]]
 
@@ -160,7 +159,7 @@ class DirectDelivery(_Delivery[Listener]):
         return self._answers(batch, decisions)
 
     def _handle(self, message: Envelope) -> InboxOutcome:
-        return _outcome(message, self._handlers[message.topic](_as_known(message)))
+        return _outcome(message, self._handlers[message.topic](as_first(message)))
 
 
 class AsyncDirectDelivery(_Delivery[AsyncListener]):
@@ -176,16 +175,8 @@ class AsyncDirectDelivery(_Delivery[AsyncListener]):
         return self._answers(batch, decisions)
 
     async def _handle(self, message: Envelope) -> InboxOutcome:
-        given = self._handlers[message.topic](_as_known(message))
+        given = self._handlers[message.topic](as_first(message))
         return _outcome(message, await given if isawaitable(given) else given)
-
-
-def _as_known(message: Envelope) -> Envelope:
-    """The message with the id by which its inbox knows it: an operator may have had it delivered again."""
-    if KNOWN_AS not in message.headers:
-        return message
-    headers = dict(message.headers)
-    return replace(message, id=headers.pop(KNOWN_AS), headers=headers)
 
 
 def _outcome(message: Envelope, given: Any) -> InboxOutcome:

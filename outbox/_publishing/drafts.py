@@ -68,7 +68,7 @@ class Drafts:
             "key": key,
             "payload": payload,
             "content_type": content_type,
-            "headers": _encoded(headers) if headers else None,
+            "headers": encoded(headers) if headers else None,
         }
         if message.id is not None:
             row["own_id"] = True
@@ -92,7 +92,12 @@ def _tombstone(message: Message) -> tuple[bytes, str]:
     return b"", ""
 
 
-def _encoded(headers: dict[str, str]) -> str:
+def encoded(headers: dict[str, str]) -> str:
+    """Headers as a row has them.
+
+    Raises:
+        InvalidMessage: they are too large.
+    """
     text = json.dumps(headers, ensure_ascii=False, separators=(",", ":"))
     size = len(text.encode())
     if size > outbox_options.LARGEST_HEADERS:

@@ -16,8 +16,7 @@ from inbox.kafka import redrive as redrive_kafka
 from inbox.rabbitmq import Redriven
 from inbox.rabbitmq import redrive as redrive_rabbit
 from inbox_outbox_base.brokers.rocketmq.message import message_of
-from inbox_outbox_base.words.incoming import KNOWN_AS
-from inbox_outbox_base.words.outgoing import AGAIN
+from inbox_outbox_base.words.redelivered import AGAIN, CREATED_AT, KNOWN_AS
 from outbox import Accepted
 from outbox.kafka import KafkaPublisher
 from outbox.rabbitmq import RabbitPublisher
@@ -210,18 +209,26 @@ def test_what_is_no_name() -> None:
             moves(where, "orders.dead", to=7)
 
 
-def test_what_is_delivered_again_has_its_first_id(queues: Queues, topics: Topics) -> None:
-    """A message that `retry(..., deliver=True)` has published comes to its handler with the id that it had at
-    first, and no header more, with each broker. The broker gets another id."""
+def test_what_is_delivered_again_is_the_first_message(queues: Queues, topics: Topics) -> None:
+    """A message that `retry(..., deliver=True)` has published comes to its handler with the id and time that
+    it had at first, and no header more, with each broker. The broker gets another id. Without such an id, a
+    header with that name is the producer's own."""
     queue, topic, seen = queues.new(), topics.new(), list[Delivery]()
-    sent = replace(in_kafka("-", "x", headers={KNOWN_AS: "first id", "note": "n"}), id=f"{AGAIN}7")
-    assert [*RabbitPublisher(queues.url).send([replace(sent, topic=queue)])] == [(0, Accepted())]
-    in_topic = KafkaPublisher({"bootstrap.servers": topics.address}).send([replace(sent, topic=topic)])
-    assert [*in_topic] == [(0, Accepted())]
+    first = {KNOWN_AS: "first id", CREATED_AT: "2026-01-02T03:04:05+01:00"}
+    sent = replace(in_kafka("-", "x", headers={**first, "note": "n"}), id=f"{AGAIN}7")
+    own = replace(sent, id="7", headers={KNOWN_AS: "ann"})
+    rabbit, kafka = RabbitPublisher(queues.url), KafkaPublisher({"bootstrap.servers": topics.address})
+    assert [*rabbit.send([replace(sent, topic=queue)])] == [(0, Accepted())]
     assert [each.header.properties.message_id for each in queues.take(queue)] == [sent.id]
-    assert [*RabbitPublisher(queues.url).send([replace(sent, topic=queue)])] == [(0, Accepted())]
+    for each in sent, own:
+        assert [*rabbit.send([replace(each, topic=queue)])] == [(0, Accepted())]
+        assert [*kafka.send([replace(each, topic=topic)])] == [(0, Accepted())]
     handle = taking(seen.append)
     with consuming(queues.url, queue, handle), running(consumer(topics.address, topic, handle)):
-        wait_until(lambda: len(seen) == 2)
-    seen.append(delivery_of(message_of(replace(sent, topic="orders"), is_fifo=False), 1))
-    assert [(each.id, each.headers) for each in seen] == [("first id", {"note": "n"})] * 3
+        wait_until(lambda: len(seen) == 4)
+    rocket = (
+        delivery_of(message_of(replace(each, topic="orders"), is_fifo=False), 1) for each in (sent, own)
+    )
+    found = sorted((each.id, each.headers, each.created_at) for each in (*seen, *rocket))
+    expected = ("first id", {"note": "n"}, datetime(2026, 1, 2, 2, 4, 5, tzinfo=UTC))
+    assert found == [("7", own.headers, own.created_at)] * 3 + [expected] * 3

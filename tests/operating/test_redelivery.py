@@ -1,13 +1,13 @@
 """Retry and deliver: a message that may run again is published again, in the same transaction."""
 
 import json
-from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from operator import attrgetter
 from typing import Any
-from unittest.mock import ANY
 
 import pytest
 import redis
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine, text
 
 import inbox
 import outbox
@@ -15,8 +15,7 @@ from inbox import Backoff, Claim, Delivery, RedisStore, SqlStore, Status, Status
 from inbox._operating.delivering import Redelivery
 from inbox.errors import GiveUp, InvalidOption, TablesMissing, WrongStatus
 from inbox.schema import metadata_for
-from inbox_outbox_base.words.incoming import KNOWN_AS
-from inbox_outbox_base.words.outgoing import AGAIN
+from inbox_outbox_base.words.redelivered import AGAIN, CREATED_AT, KNOWN_AS
 from outbox import DirectDelivery, Envelope, Message, Outbox
 from outbox._operating.redelivering import RedeliveringOutbox
 from tests.support.cli import as_json, in_this_process, succeeded
@@ -43,7 +42,9 @@ class Handling:
         } | options
         status_inbox = StatusInbox("billing", store=self.store, **given)
 
-        @status_inbox.handler(key=message_id, payload=lambda message: message.payload)
+        @status_inbox.handler(
+            key=message_id, payload=lambda message: message.payload, message_time=attrgetter("created_at")
+        )
         def handle(_: Claim, message: Any) -> None:
             self.handled.append(message)
             if not self.is_mended:
@@ -103,10 +104,12 @@ def test_what_died_runs_again(migrated: Database) -> None:
 
     direct = DirectDelivery({"orders": billing.handle})
     relay(engine, outbox.Router({"orders": direct, "other": elsewhere}), keep_sent=60)
-    assert billing.handled[3:] == [replace(broker.sent[0], created_at=ANY)]
+    assert billing.handled[3:] == broker.sent[:1]
     assert stored(billing.store, first, "billing").status is Status.CONSUMED
     assert [(each.payload, each.key) for each in elsewhere.sent] == [(b"\x00\xff", None), (None, "order-3")]
-    assert [each.headers for each in elsewhere.sent] == [{KNOWN_AS: each} for each in others]
+    assert [each.headers for each in elsewhere.sent] == [
+        {KNOWN_AS: each.id, CREATED_AT: each.created_at.isoformat()} for each in broker.sent[1:]
+    ]
     assert all(each.id.startswith(AGAIN) for each in elsewhere.sent)
     found = outbox.audit(engine, "orders", "billing", key="id", grace=0)
     assert {each.id for each in found.missing} == {*others}
@@ -143,6 +146,31 @@ def test_only_what_was_retried_is_delivered(migrated: Database, monkeypatch: pyt
     with pytest.raises(ZeroDivisionError):
         inbox.retry(billing.store, "billing", "c", deliver=True)
     assert stored(billing.store, "c", "billing").status is Status.DEAD
+
+
+@on("sqlite")
+def test_what_is_old_stays_old(migrated: Database) -> None:
+    """A message that is delivered again has the time that it had at first: another consumer that has purged
+    it does not take it again, and the one in which it died runs it, because its record is there."""
+    engine, effects = migrated.engine(), list[str]()
+    billing, stock = Handling(engine), inbox.Inbox("stock", on_refusal="return")
+
+    @stock.handler(engine, key=message_id, message_time=attrgetter("created_at"))
+    def take(_: Connection, message: Any) -> None:
+        effects.append(message.id)
+
+    now = datetime.now(UTC)
+    billing.kill(delivery("a", created_at=now))
+    times = {"now": now.isoformat(), "old": (now - timedelta(days=8)).isoformat()}
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE inbox_status SET delivery = replace(delivery, :now, :old)"), times)
+    billing.is_mended = True
+    inbox.retry(billing.store, "billing", "a", deliver=True)
+    inbox.retry(billing.store, "billing", "a", deliver=True, to="stock")
+    direct = DirectDelivery({"orders": billing.handle, "stock": take})
+    relay(engine, direct)
+    assert [each.created_at for each in billing.handled[1:]] == [now - timedelta(days=8)]
+    assert effects == []
 
 
 @on("sqlite")

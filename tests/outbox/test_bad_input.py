@@ -67,8 +67,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"headers": {1: "a"}}, "^headers=1: expected a string"),
     ({"headers": {"": "a"}}, "^headers='': 0 bytes"),
     ({"headers": {"n" * 129: "a"}}, r"^headers='n{79}: 129 bytes of UTF-8, expected 1 to 128"),
-    ({"headers": {"content-type": "text/plain"}}, r"^headers\['content-type'\]: publishers write"),
-    ({"headers": {"outbox-key": "a"}}, r"^headers\['outbox-key'\]: publishers write"),
+    ({"headers": {"content-type": "text/plain"}}, r"^headers\['content-type'\]: publishers and"),
+    ({"headers": {"outbox-key": "a"}}, r"^headers\['outbox-key'\]: publishers and consumers write"),
+    ({"headers": {"inbox-id": "ann"}}, r"^headers\['inbox-id'\]: publishers and consumers write"),
+    ({"id": "inbox-again-1"}, "^id='inbox-again-1': only what is delivered again"),
     ({"headers": {"a": "\0"}}, r"^headers\['a'\]=.*NUL"),
     ({"headers": {"a": LONE}}, r"^headers\['a'\]=.*lone surrogate"),
     (

@@ -10,7 +10,8 @@ from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
 
 from inbox._consuming.cloud_events import event_id
 from inbox._consuming.text import readable, readable_key
-from inbox_outbox_base.words.incoming import KNOWN_AS, Delivery
+from inbox_outbox_base.words.incoming import Delivery
+from inbox_outbox_base.words.redelivered import as_first
 
 Headers = list[tuple[str, str | bytes | None]]
 
@@ -22,7 +23,7 @@ ID, CREATED_AT = "outbox-id", "outbox-created-at"
 DEAD_ID, DEAD_CREATED_AT = "dead-letter-id", "dead-letter-created-at"
 """What a dead letter keeps of a message that is not an outbox's, and brings back with it."""
 _CONTENT_TYPE = "content-type"
-_OWN = (KNOWN_AS, ID, DEAD_ID, _CONTENT_TYPE, CREATED_AT, DEAD_CREATED_AT)
+_OWN = (ID, DEAD_ID, _CONTENT_TYPE, CREATED_AT, DEAD_CREATED_AT)
 _BYTES = "application/octet-stream"
 _LAST = 253_402_300_799_000
 """The last second of the year 9999, in milliseconds."""
@@ -39,10 +40,10 @@ def delivery_of(record: Message, attempt: int) -> Delivery:
     given = headers_of(record)
     headers = {readable(name): readable(value or "") for name, value in given}
     own = {name: headers.pop(name, None) for name in _OWN}
-    own_id = own[KNOWN_AS] or own[ID] or own[DEAD_ID]
+    own_id = own[ID] or own[DEAD_ID]
     key, value = record.key(), record.value()
     content_type = own[_CONTENT_TYPE] or ("" if value is None else _BYTES)
-    return Delivery(
+    found = Delivery(
         id=own_id or event_id(headers, content_type, value) or _own_id(record, given),
         topic=str(record.topic()),
         key=None if key is None else readable_key(key, is_of_outbox=bool(own[ID])),
@@ -54,6 +55,7 @@ def delivery_of(record: Message, attempt: int) -> Delivery:
         raw=record,
         place=f"{record.topic()} [{record.partition()}] at {record.offset()}",
     )
+    return as_first(found)
 
 
 def place(record: Message) -> str:

@@ -13,7 +13,8 @@ from pamqp.commands import Basic
 
 from inbox._consuming.cloud_events import event_id
 from inbox._consuming.text import readable, readable_key
-from inbox_outbox_base.words.incoming import KNOWN_AS, Delivery
+from inbox_outbox_base.words.incoming import Delivery
+from inbox_outbox_base.words.redelivered import as_first
 
 ATTEMPT = "inbox-attempt"
 """Header of a message to be redelivered: how many attempts it has had."""
@@ -29,7 +30,7 @@ _DEDUPLICATION = "x-deduplication-header"
 
 _KEY, _CREATED_AT = "outbox-key", "outbox-created-at"
 _RETURNS = "x-delivery-count"
-_OURS = frozenset({KNOWN_AS, ATTEMPT, TOPIC, FAILURES, REASON, _KEY, _CREATED_AT, _DEDUPLICATION})
+_OURS = frozenset({ATTEMPT, TOPIC, FAILURES, REASON, _KEY, _CREATED_AT, _DEDUPLICATION})
 _BROKERS = ("x-death", "x-first-death-", "x-last-death-", _RETURNS)
 _ROUTES = frozenset({"CC", "BCC"})
 _EVENT_PREFIXES = ("cloudEvents_", "cloudEvents:")
@@ -46,9 +47,8 @@ def delivery_of(message: DeliveredMessage, queue: str | None = None) -> Delivery
     properties = message.header.properties
     headers: Mapping[str, Any] = properties.headers or {}
     users, content_type = _users(headers), readable(properties.content_type or "")
-    own_id = headers.get(KNOWN_AS) or properties.message_id
-    return Delivery(
-        id=readable(own_id or event_id(users, content_type, message.body) or ""),
+    found = Delivery(
+        id=readable(properties.message_id or event_id(users, content_type, message.body) or ""),
         topic=readable(headers.get(TOPIC, frame_of(message).routing_key or "")),
         key=readable_key(headers[_KEY], is_of_outbox=_CREATED_AT in headers) if _KEY in headers else None,
         payload=message.body,
@@ -59,6 +59,7 @@ def delivery_of(message: DeliveredMessage, queue: str | None = None) -> Delivery
         raw=message,
         place=None if queue is None else f"queue {queue}",
     )
+    return as_first(found)
 
 
 def failures_of(delivery: Delivery) -> int:

@@ -12,7 +12,8 @@ from inbox._consuming.text import readable, readable_key
 from inbox_outbox_base.brokers.rocketmq.client import protocol
 from inbox_outbox_base.brokers.rocketmq.message import CONTENT_TYPE, CREATED_AT, EMPTY, ID, KEY
 from inbox_outbox_base.brokers.rocketmq.properties import decode
-from inbox_outbox_base.words.incoming import KNOWN_AS, Delivery
+from inbox_outbox_base.words.incoming import Delivery
+from inbox_outbox_base.words.redelivered import as_first
 
 TOPIC, REASON, ATTEMPT = "inbox-topic", "inbox-reason", "inbox-attempt"
 """Properties of a dead letter: where it came from, why it is dead, and in which attempt it died."""
@@ -21,7 +22,7 @@ GROUP = "inbox-group"
 LOOKED_AT = "inbox-looked-at"
 """Property of a dead letter that was left, and so written anew: by which redrive."""
 
-_OWN = (KNOWN_AS, ID, KEY, CREATED_AT, CONTENT_TYPE, EMPTY, TOPIC, REASON, ATTEMPT, GROUP, LOOKED_AT)
+_OWN = (ID, KEY, CREATED_AT, CONTENT_TYPE, EMPTY, TOPIC, REASON, ATTEMPT, GROUP, LOOKED_AT)
 _BROKERS = "__"
 _BYTES = "application/octet-stream"
 _log = logging.getLogger("inbox.rocketmq")
@@ -39,11 +40,11 @@ def delivery_of(message: Any, attempt: int) -> Delivery:
     system, payload = message.system_properties, b"" if EMPTY in properties else body_of(message)
     headers = {readable(name): readable(value) for name, value in properties.items() if name not in _OWN}
     content_type = properties.get(CONTENT_TYPE) or _BYTES
-    own_id = properties.get(KNOWN_AS) or properties.get(ID) or event_id(headers, content_type, payload)
+    own_id = properties.get(ID) or event_id(headers, content_type, payload)
     key = properties.get(KEY)
     if ID not in properties and key is None:  # an outbox's message without a key has its id in both
         key = system.message_group or properties.get(GROUP) or min(system.keys, default=None)
-    return Delivery(
+    found = Delivery(
         id=readable(own_id or system.message_id or key or ""),
         topic=readable(properties.get(TOPIC) or message.topic.name),
         key=None if key is None else readable_key(key, is_of_outbox=ID in properties),
@@ -55,6 +56,7 @@ def delivery_of(message: Any, attempt: int) -> Delivery:
         raw=message,
         place=f"{message.topic.name} [{system.queue_id}] at {system.queue_offset}",
     )
+    return as_first(found)
 
 
 def is_damaged(message: Any) -> bool:
