@@ -179,28 +179,32 @@ class AsyncInbox(Consumer, Listens[AsyncListener]):
         def decorate(body: Callable[[Any, M], Awaitable[Any]]) -> Callable[[M], Awaitable[Outcome]]:
             @functools.wraps(body)
             async def handle_message(message: M) -> Outcome:
-                # Once, whatever the options: a function may take from the message, or read a stream.
-                its_key, its_payload = key(message), payload and payload(message)
-                its_time = message_time and message_time(message)
-                unfinished: set[bytes] = set()
+                try:
+                    # Once, whatever the options: a function may take from the message, or read a stream.
+                    its_key, its_payload = key(message), payload and payload(message)
+                    its_time = message_time and message_time(message)
+                    unfinished: set[bytes] = set()
 
-                async def once() -> Outcome:
-                    if (known := self._remembered(source, its_key, its_payload)) is not None:
-                        return known
-                    async with self.transaction(
-                        source, its_key, its_payload, message_time=its_time, bind_arguments=bind_arguments
-                    ) as work:
-                        if begins_body(work, unfinished):
-                            work.result = await body(handle_of(work), message)
-                            unfinished.clear()
-                    return Outcome(work.verdict, work.result)
+                    async def once() -> Outcome:
+                        if (known := self._remembered(source, its_key, its_payload)) is not None:
+                            return known
+                        async with self.transaction(
+                            source, its_key, its_payload, message_time=its_time, bind_arguments=bind_arguments
+                        ) as work:
+                            if begins_body(work, unfinished):
+                                work.result = await body(handle_of(work), message)
+                                unfinished.clear()
+                        return Outcome(work.verdict, work.result)
 
-                return await retry_async(
-                    once,
-                    attempts,
-                    lambda error, attempt: self._decide_retry(error, attempt, its_key),
-                    sleep=asyncio.sleep,
-                )
+                    return await retry_async(
+                        once,
+                        attempts,
+                        lambda error, attempt: self._decide_retry(error, attempt, its_key),
+                        sleep=asyncio.sleep,
+                    )
+                except Exception as error:
+                    self._fail_unkeyed(error, source, bind_arguments)
+                    raise
 
             looks = looking_at(source, self.tables.message, bind_arguments)
             handle_message.prepare = looks  # type: ignore[attr-defined]

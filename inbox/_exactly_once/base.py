@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Engine
 
 from inbox._listening.handler_counts import HandlerCounts
-from inbox._listening.noting import RECORDS, Records, note_of, refuse
+from inbox._listening.noting import RECORDS, Records, fail_unkeyed, note_of, refuse
 from inbox._listening.outcome import Outcome
 from inbox._listening.series_events import SeriesEvents
 from inbox._memory import Memory, place_of
@@ -156,6 +156,11 @@ class Consumer:
             return None
         engine = partial(engine_behind, source, self.tables.message, bind_arguments)
         return HandlerCounts(self.consumer, self.tables.minute, engine)
+
+    def _fail_unkeyed(self, error: Exception, source: object, bind_arguments: BindArguments | None) -> None:
+        """An error leaves a handler, perhaps before the inbox has got the message's key."""
+        engine = partial(engine_behind, source, self.tables.message, bind_arguments)
+        fail_unkeyed(self._terms.records, error, self.consumer, self.tables.refused, engine)
 
     def _messages(
         self, keys: Sequence[Key], payloads: Sequence[Any] | None, times: Sequence[datetime | None] | None

@@ -246,25 +246,29 @@ class Inbox(Consumer, Listens[Listener]):
         def decorate(body: Callable[[Any, M], Any]) -> Callable[[M], Outcome]:
             @functools.wraps(body)
             def handle_message(message: M) -> Outcome:
-                # Once, whatever the options: a function may take from the message, or read a stream.
-                its_key, its_payload = key(message), payload and payload(message)
-                its_time = message_time and message_time(message)
-                unfinished: set[bytes] = set()
+                try:
+                    # Once, whatever the options: a function may take from the message, or read a stream.
+                    its_key, its_payload = key(message), payload and payload(message)
+                    its_time = message_time and message_time(message)
+                    unfinished: set[bytes] = set()
 
-                def once() -> Outcome:
-                    if (known := self._remembered(source, its_key, its_payload)) is not None:
-                        return known
-                    with self.transaction(
-                        source, its_key, its_payload, message_time=its_time, bind_arguments=bind_arguments
-                    ) as work:
-                        if begins_body(work, unfinished):
-                            work.result = body(handle_of(work), message)
-                            unfinished.clear()
-                    return Outcome(work.verdict, work.result)
+                    def once() -> Outcome:
+                        if (known := self._remembered(source, its_key, its_payload)) is not None:
+                            return known
+                        with self.transaction(
+                            source, its_key, its_payload, message_time=its_time, bind_arguments=bind_arguments
+                        ) as work:
+                            if begins_body(work, unfinished):
+                                work.result = body(handle_of(work), message)
+                                unfinished.clear()
+                        return Outcome(work.verdict, work.result)
 
-                return retry(
-                    once, attempts, lambda error, attempt: self._decide_retry(error, attempt, its_key)
-                )
+                    return retry(
+                        once, attempts, lambda error, attempt: self._decide_retry(error, attempt, its_key)
+                    )
+                except Exception as error:
+                    self._fail_unkeyed(error, source, bind_arguments)
+                    raise
 
             looks = looking_at(source, self.tables.message, bind_arguments)
             handle_message.prepare = looks  # type: ignore[attr-defined]

@@ -32,7 +32,18 @@ from inbox_outbox_base.errors.groups import walk
 from inbox_outbox_base.errors.inbox import NotTaken, TransactionEnded
 from inbox_outbox_base.words.incoming import Verdict
 
-from .judgements import PASSING, Part, Recorded, answers_to, because_of, judge, judged, parts_of, together
+from .judgements import (
+    PASSING,
+    Part,
+    Recorded,
+    answers_to,
+    because_of,
+    judge,
+    judged,
+    parts_of,
+    reasons_of,
+    together,
+)
 
 _ASKING = 1.0
 """Seconds to wait for the stores of claims when the handler has already raised an error."""
@@ -56,6 +67,7 @@ class Recordings:
         """Whether a message was found taken whose body had ended its transaction."""
         self._refused: list[RefusalNote] | None = []
         self._failed: dict[Part, RefusalNote] = {}
+        self._unkeyed: tuple[BaseException, RefusalNote] | None = None
 
     def begin(self) -> None:
         """Call this in the context in which the message is going to be handled."""
@@ -133,11 +145,26 @@ class Recordings:
         with self._lock:
             self._failed[note.consumer, note.key] = note
 
+    def fail_unkeyed(self, error: BaseException, note: RefusalNote) -> None:
+        """An error leaves a handler whose inbox has no key of the message yet, unless another one has."""
+        with self._lock:
+            if judged(error, self) is None:
+                self._unkeyed = error, note
+
     def failed_at(self, error: BaseException) -> RefusalNote | None:
-        """The message in the inbox that this error has left, unless that inbox has a record of it."""
+        """The message in the inbox that this error has left, unless that inbox has a record of it; else as it
+        is without a key."""
         with self._lock:
             notes = (self._failed.get(part) for part in parts_of(error, self))
-            return next((note for note in notes if note is not None), None)
+            found = next((note for note in notes if note is not None), None)
+            if found is None and self._unkeyed is not None:
+                first, note = self._unkeyed
+                reasons = [*reasons_of(error)]
+                judgements = (judged(each, self) for each in reasons)
+                is_recorded = any(each is not None and each.is_claims for each in judgements)
+                if any(each is first for each in reasons) and not is_recorded:
+                    return note
+            return found
 
     def take_refused(self) -> list[RefusalNote]:
         """What was refused; the listener has decided."""

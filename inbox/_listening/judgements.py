@@ -111,9 +111,14 @@ def answers_to(top: BaseException, message: object) -> list[Recorded] | None:
 
 def parts_of(top: BaseException, message: object) -> Iterator[Part]:
     """The transactions that have led to this error."""
-    for each in _closure(top, _reasons):
+    for each in reasons_of(top):
         if (judgement := judged(each, message)) is not None and judgement.part is not None:
             yield judgement.part
+
+
+def reasons_of(top: BaseException) -> Iterator[BaseException]:
+    """The error, and all because of which, or while they were handled, it was raised."""
+    return _closure(top, _reasons)
 
 
 def because_of(top: BaseException) -> Iterator[BaseException]:

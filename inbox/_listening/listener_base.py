@@ -180,8 +180,8 @@ class ListenerBase:
     def _judge(self, job: MessageJob, outcome: Outcome) -> Decision:
         """The decision for an outcome."""
         outcome = self._unless_failed_too_often(job, outcome)
-        settle(job.recordings, job.message, outcome)
         action, delay, reason = self._action(job, outcome), 0.0, str(outcome.verdict)
+        settle(job.recordings, job.message, outcome, is_given_up=action is Action.DEAD_LETTER)
         if outcome.error is not None:
             cause = stored(outcome.error)
             reason = cause if outcome.verdict is Verdict.NEW else f"{reason}: {cause}"

@@ -5,10 +5,12 @@ decides, adds where the message came from, and has them recorded. Elsewhere they
 the inbox was made with `record_refusals="always"`.
 """
 
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, Table
 
 from inbox._refusing.recording import record
 from inbox._refusing.refusal import RefusalNote, written
@@ -44,9 +46,20 @@ def fail(records: Records, note: RefusalNote) -> None:
         recordings.fail(note)
 
 
-def settle(recordings: Recordings, message: object, outcome: Outcome) -> None:
+def fail_unkeyed(
+    records: Records, error: BaseException, consumer: str, table: Table, engine: Callable[[], Any]
+) -> None:
+    """The same, if perhaps the message's key cannot be had: it has none, or its function fails."""
+    if records != "never" and (recordings := current()) is not None:
+        with suppress(Exception):  # the application's own function may fail
+            recordings.fail_unkeyed(
+                error, RefusalNote(engine(), table, consumer, "", Verdict.DEAD, None, None)
+            )
+
+
+def settle(recordings: Recordings, message: object, outcome: Outcome, *, is_given_up: bool) -> None:
     """The listener decides about the message; record what was refused."""
-    error = outcome.error if outcome.verdict is Verdict.DEAD else None
+    error = outcome.error if is_given_up and outcome.verdict in (Verdict.DEAD, Verdict.NEW) else None
     if error is not None and (failed := recordings.failed_at(error)) is not None:
         recordings.refuse(replace(failed, error=stored(error)))
     for each in recordings.take_refused():

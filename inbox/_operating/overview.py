@@ -76,8 +76,8 @@ class ConsumerOverview:
     """Keys whose messages were refused within the last day because they are older than the retention, and
     that were not taken since."""
     given_up: Count
-    """Keys of the exactly-once path whose messages listeners have given up within the last day, and that were
-    not taken since."""
+    """Keys whose messages listeners have given up within the last day, and that were not taken since; those
+    without a key together are one. Without those of status-table mode that have a record."""
     oldest: datetime | None
     """When its oldest key was taken, or consumed; None if it has none."""
     overdue: float

@@ -27,8 +27,9 @@ class RefusedMessage:
 
     consumer: str
     key: str | None
-    """As it is stored; None for all keys together that a consumer has refused beyond its first 10,000, or a
-    process beyond a thousand within a second."""
+    """As it is stored; None for all messages together whose key cannot be had (it has none, or `key=` or
+    another function of the handler fails), and for those that a consumer has refused beyond its first 10,000
+    keys, or a process beyond a thousand within a second."""
     kind: str
     """The last verdict: "mismatch", "too_old" or "dead" (a listener has given up a message of the
     exactly-once path). "rejected": the target of a bulk writer refused the row."""

@@ -18,7 +18,7 @@ class RefusalNote:
     table: Table
     consumer: str
     key: str
-    """Empty for all messages of a consumer together of which there were too many."""
+    """Empty for messages without a key, and for those of which there were too many: they are one."""
     verdict: Verdict
     digest: bytes | None
     """Of the payload that was delivered."""

@@ -48,8 +48,6 @@ def together(notes: Iterable[RefusalNote]) -> RefusalNote:
         key="",
         digest=None,
         stored_digest=None,
-        error=None,
-        message_id=None,
         times=sum(each.times for each in every),
     )
 

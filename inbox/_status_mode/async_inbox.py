@@ -135,6 +135,8 @@ class AsyncStatusInbox(StatusConsumer, Listens[AsyncListener]):
                         if claim.is_new:
                             claim.result = await body(claim, message)
                 except FAILURES as error:
+                    if claim is None:
+                        self._fail_unkeyed(error)
                     return claim, outcome_of(claim, as_failure(error))
                 return claim, outcome_of(claim)
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from inbox._listening.counting import ClaimedPart
 from inbox._listening.handler_counts import HandlerCounts
 from inbox._listening.judgements import Recorded
-from inbox._listening.noting import RECORDS, Records, note_of, refuse
+from inbox._listening.noting import RECORDS, Records, fail_unkeyed, note_of, refuse
 from inbox._listening.outcome import Outcome
 from inbox._listening.series_events import SeriesEvents
 from inbox._memory import Known, Memory
@@ -106,6 +106,12 @@ class StatusConsumer:
     def _counting(self) -> HandlerCounts | None:
         """Counts what listeners decide, unless a hook counts the events."""
         return None if self.hooks.has(SeriesEvents) else self.store.counts(self.consumer)
+
+    def _fail_unkeyed(self, error: BaseException) -> None:
+        """A handler has failed before the store was asked."""
+        if isinstance(store := self.store, SqlStore):
+            table, engine = store.tables.refused, store.engine
+            fail_unkeyed(self.record_refusals, error, self.consumer, table, lambda: engine)
 
     @staticmethod
     def _call(work: Callable[[], Any]) -> Any:

@@ -182,6 +182,8 @@ class StatusInbox(StatusConsumer, Listens[Listener]):
                         if claim.is_new:
                             claim.result = body(claim, message)
                 except FAILURES as error:
+                    if claim is None:
+                        self._fail_unkeyed(error)
                     return claim, outcome_of(claim, as_failure(error))
                 return claim, outcome_of(claim)
 

@@ -13,7 +13,7 @@ from .units import duration
 _INBOX_STATES = {
     "dead": "of status-table mode {are} dead",
     "halted": "of status-table mode {are} halted",
-    "given_up": "of the exactly-once path {were} given up within a day",
+    "given_up": "{were} given up by a listener within a day",
     "mismatches": "of keys that were taken with another payload {were} refused within a day",
 }
 """What a person has to look at, of each consumer."""

@@ -47,7 +47,7 @@ def _refusal(found: RefusedMessage) -> list[str]:
     source = ", ".join(each for each in (found.topic, found.message_id, found.place) if each)
     return [
         found.consumer,
-        "(all others)" if found.key is None else found.key,
+        "(no key)" if found.key is None else found.key,
         f"{found.kind}, taken since" if found.taken_since else found.kind,
         f"{found.times:,}",
         *seen,

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import operator
 import subprocess
 import sys
 import threading
@@ -19,6 +20,8 @@ from sqlalchemy.pool import StaticPool
 import inbox
 from inbox import (
     AsyncInbox,
+    AsyncListener,
+    AsyncStatusInbox,
     Claim,
     Count,
     Delivery,
@@ -136,6 +139,13 @@ def test_asynchronous_inboxes(migrated: Database) -> None:
     async def main() -> None:
         engine = migrated.async_engine()
         mine = AsyncInbox("billing")
+        orders = AsyncStatusInbox("orders", store=SqlStore(engine))
+        lost: Any = operator.itemgetter("order")
+
+        async def unkeyed(*_: object) -> None: ...
+
+        for handle in (mine.handler(engine, key=lost)(unkeyed), orders.handler(key=lost)(unkeyed)):
+            await AsyncListener(max_attempts=1, failures=lambda _: 0).decide([delivery("x")], handle)
 
         @mine.handler(engine, key=lambda m: m.key, payload=lambda m: m.payload)
         async def bill(connection: Any, message: Delivery) -> None: ...
@@ -145,7 +155,8 @@ def test_asynchronous_inboxes(migrated: Database) -> None:
             await listener.decide([delivery("a", b"%d" % number)], bill)
             await asyncio.sleep(0.1)
         await flush_async(bill)
-        assert [(each.key, each.times) for each in inbox.refused(migrated.engine())] == [("a", 2)]
+        found = {(each.consumer, each.key, each.times) for each in inbox.refused(migrated.engine())}
+        assert found == {("billing", "a", 2), ("billing", None, 1), ("orders", None, 1)}
         await engine.dispose()
 
     asyncio.run(main())
@@ -239,6 +250,41 @@ def test_status_table_mode(engine: Engine) -> None:
     assert decide(bill, delivery("d")) == decide(answered, delivery("e")) == ["dead_letter"]
     recording.flush()
     assert [each.kind for each in listed(engine, 2, consumer="billing")] == ["dead", "dead"]
+
+
+@on("sqlite", "postgresql")
+def test_what_has_no_key(engine: Engine) -> None:
+    """A message whose key cannot be had is counted when it is given up, without a key: the last one with its
+    id, place and error. One that an inbox around the handler knows, or has a record of, is counted there."""
+    mine, others = Inbox("mine"), StatusInbox("others", store=SqlStore(engine), max_attempts=1)
+
+    def taking(*_: object) -> None: ...
+
+    lost: Any = operator.itemgetter("order")  # of a Delivery
+    handlers = [
+        mine.handler(engine, key=lost)(taking),
+        mine.handler(engine, key=lambda _: None)(taking),  # type: ignore[arg-type, return-value]
+        mine.handler(engine, key=lambda m: m.key, payload=lost)(taking),
+        others.handler(key=lost)(taking),
+        others.handler(key=lambda _: "k" * 600)(taking),
+    ]
+    sent = delivery("a")
+    assert [decide(each, sent) for each in handlers] == 5 * [["dead_letter"]]
+    assert [each.action.value for each in Listener().decide([sent], handlers[1])] == ["dead_letter"]
+
+    def inside(_: object, message: Delivery) -> None:
+        handlers[0](message)
+
+    for around in (Inbox("around").handler(engine, key=lambda m: m.key), others.handler(key=lambda m: m.key)):
+        assert decide(around(inside), sent) == ["dead_letter"]
+    recording.flush()
+    found = sorted((each.consumer, each.key, each.times, each.kind) for each in inbox.refused(engine))
+    assert found == [("around", "a", 1, "dead"), ("mine", None, 4, "dead"), ("others", None, 2, "dead")]
+    (one,) = inbox.refused(engine, consumer="mine")
+    assert (one.message_id, one.topic, one.place) == ("id-a", "orders", "orders [3] at 4711")
+    assert "key=None" in str(one.error)
+    given_up = {each.consumer: each.given_up.number for each in inbox.overview(engine).consumers}
+    assert given_up == {"around": 1, "mine": 1, "others": 1}
 
 
 @on("sqlite")
@@ -458,7 +504,7 @@ def test_the_command(migrated: Database) -> None:
     with engine.begin() as connection:
         connection.execute(insert(tables().rejected), row | {"batch": 0, "part": 7})
     text = succeeded(in_this_process("inbox", "refused", url=url))
-    for each in ("k1", "(all others)", "rejected", "run r, batch 0, part 7", "too long"):
+    for each in ("k1", "(no key)", "rejected", "run r, batch 0, part 7", "too long"):
         assert each in text
     found = as_json(in_this_process("inbox", "refused", "--json", "--consumer", "billing", url=url))
     assert {(each["key"], each["stored_digest"]) for each in found} == {(None, None), ("k1", "31")}
