@@ -323,8 +323,8 @@ def attempt(part: str, database: Database, app: Role) -> None:
 
 @on_roles
 def test_to_retry_and_deliver(granted: tuple[Database, Role]) -> None:
-    """With the rights of an operator of the inbox and of publish, a message is retried and delivered; without
-    those of publish, the database refuses both."""
+    """With the rights of an operator of both parts, a message is retried and delivered; without those of the
+    outbox, the database refuses both."""
     database, app = granted
     store = SqlStore(database.engine())
     orders = StatusInbox("orders", store=store, keep_payload=True)
@@ -336,7 +336,7 @@ def test_to_retry_and_deliver(granted: tuple[Database, Role]) -> None:
     with pytest.raises(DBAPIError) as refused:
         inbox.retry(mine, "orders", "a", deliver=True)
     assert is_denied(refused.value)
-    for right in rights(database.name, "publish"):
+    for right in rights(database.name, "operators of the outbox"):
         app.grant(right)
     inbox.retry(mine, "orders", "a", deliver=True)
     assert len(outbox.peek(database.engine())) == 1

@@ -148,6 +148,31 @@ def test_only_what_was_retried_is_delivered(migrated: Database, monkeypatch: pyt
     assert stored(billing.store, "c", "billing").status is Status.DEAD
 
 
+@on("sqlite", "postgresql", "mariadb", "mysql")
+@pytest.mark.parametrize("after_dead", ["hold", "continue"])
+def test_what_was_delivered_directly(migrated: Database, after_dead: Any) -> None:
+    """A message that is still in the outbox, held or dead, is retried there: no second one waits behind it,
+    and no dead letter stays. One that is published to another topic is another one."""
+    engine = migrated.engine()
+    billing = Handling(engine)
+    with engine.begin() as connection:
+        Outbox().publish_many(connection, [Message("orders", b"1", key="k", id=each) for each in "ab"])
+    direct = DirectDelivery({"orders": billing.handle})
+    for _ in range(2 if after_dead == "hold" else 1):
+        relay(engine, direct, after_dead=after_dead)
+    if after_dead == "hold":
+        assert [(each.id, each.state) for each in waiting(engine)] == [("a", "held"), ("b", "pending")]
+    billing.kill(delivery("c"))
+    billing.is_mended = True
+    died = len(inbox.list_messages(billing.store, status="dead"))
+    assert inbox.retry_all(billing.store, "dead", deliver=True) == died
+    assert {each.id[:12] for each in waiting(engine)} == {"a", "b", AGAIN}
+    assert "held" not in {each.state for each in waiting(engine)}
+    relay(engine, direct, after_dead=after_dead)
+    assert waiting(engine) == []
+    assert {each.id for each in billing.handled[died:]} == {"a", "b", "c"}
+
+
 @on("sqlite")
 def test_what_is_old_stays_old(migrated: Database) -> None:
     """A message that is delivered again has the time that it had at first: another consumer that has purged
