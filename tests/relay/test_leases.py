@@ -89,13 +89,15 @@ def test_no_send_begins_that_could_outlast_the_lease(
         relay = Relay(engine, publisher, lease=LEASE)
         task = Task(relay.run)
         assert publisher.begun.wait(60)
-    time.sleep(LEASE - publisher.timeout + 0.5)
-    publisher.may_end.set()
-    wait_until(lambda: "does not answer" in caplog.text)
-    assert publisher.names == ["a1"]
-    relay.stop()
-    task.result()
-    engine.dispose()
+    try:
+        time.sleep(LEASE - publisher.timeout + 0.5)
+        publisher.may_end.set()
+        wait_until(lambda: publisher.names and "does not answer" in caplog.text)
+        assert publisher.names == ["a1"]
+    finally:
+        relay.stop()
+        task.result()
+        engine.dispose()
 
 
 def test_a_relay_that_reads_no_more(postgres: Database) -> None:
