@@ -70,6 +70,7 @@ LONG = [
     *product(["postgresql"], [*WORKS, purge], [False]),
     *product(["postgresql"], [relay, purge], [True]),
     *product(["asyncpg"], [take, purge], [False]),
+    ("asyncpg", take, True),
     *product(["mariadb", "sqlite"], [take], [True, False]),
 ]
 
@@ -78,7 +79,7 @@ LONG = [
     ("server", "work", "after"),
     [
         *product(["postgresql"], [listen, take, claim], [True]),
-        *product(["asyncpg"], [take, claim], [True]),
+        ("asyncpg", claim, True),
         *(pytest.param(*row, marks=pytest.mark.long) for row in LONG),
     ],
     indirect=["server"],
