@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from inbox._listening.counting import takes_message
+from inbox._listening.counting import takes_messages
 from inbox._listening.noting import Records, note_of, refuse
 from inbox._memory import Known, Memory, place_of
 from inbox_outbox_base.checks.keys import Key, digest, encode_key, is_mismatch
@@ -120,7 +120,7 @@ def accept(
     if not policy.is_seen(connection):
         _agree(connection, policy, attempt, {attempt.key} if taken is True else ())
     if taken is True:
-        takes_message((attempt.consumer, attempt.key))
+        takes_messages(attempt.consumer, (attempt.key,))
         return Verdict.NEW, None
     if memory is not None and taken is not None:
         _learn(memory, connection, attempt, taken, policy, begins=begins)
@@ -233,7 +233,7 @@ def accept_many(
         if not policy.is_seen(connection):
             _agree(connection, policy, batch, taken)
     if taken:
-        takes_message(*((consumer, key) for key in taken))
+        takes_messages(consumer, taken)
 
     def refused(key: str, verdict: Verdict, digest: bytes | None, stored: bytes | None = None) -> Verdict:
         attempt = Attempt(tables, consumer, key, batch.claim, digest)

@@ -23,7 +23,7 @@ without the message's context, and after a transaction that has taken a message 
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 
 from inbox._refusing.refusal import RefusalNote
@@ -236,12 +236,12 @@ def current() -> Recordings | None:
     return _current.get()
 
 
-def takes_message(*parts: Part) -> None:
+def takes_messages(consumer: str, keys: Iterable[str]) -> None:
     """The exactly-once path has taken messages: claims that begin from now on are for parts of it."""
     if (recordings := current()) is not None:
         recordings.is_heard = False
-        for each in parts:
-            recordings.committed(each)  # or rolled back by the handler itself
+        for key in keys:
+            recordings.committed((consumer, key))  # or rolled back by the handler itself
 
 
 def begins_transaction(part: Part) -> None:
