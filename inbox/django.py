@@ -198,6 +198,11 @@ class _Borrowed:
     def __init__(self, driver: Any) -> None:
         self.__dict__["_driver"] = driver
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        """The driver's: by it, the driver is known."""
+        return self._driver.__class__
+
     def cursor(self, *given: Any, **options: Any) -> Any:
         """As the driver's."""
         if isinstance(self._driver, sqlite3.Connection):
