@@ -26,6 +26,7 @@ from ._operating.deciding import (
     OneConsumer,
     OneKey,
     Why,
+    check_one_or_all,
     say_bulk,
     sure,
 )
@@ -123,11 +124,8 @@ def _deciding(
         json: Json = False,
     ) -> None:
         filters: dict[str, Any] = {"consumer": of_consumer, "key": of_key, "error": error}
-        is_one = consumer is not None and key is not None and every is None
-        if not is_one and (every is None or consumer is not None):
-            raise InvalidOption("expected a consumer and a key, or --all")
-        if is_one and (dry_run or any(each is not None for each in filters.values())):
-            raise InvalidOption("--consumer, --key, --error, --dry-run: expected only with --all")
+        names = "--consumer, --key, --error, --dry-run"
+        check_one_or_all(consumer, key, every is not None, filters, dry_run, names)
         options: dict[str, Any] = {"by": by, "why": why}
         if delivers:
             options |= {"deliver": deliver, "to": to}

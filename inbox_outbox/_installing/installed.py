@@ -26,7 +26,7 @@ class InstallationFault:
     """Something about the installation that needs somebody."""
 
     about: str
-    """A package, a file, an extra."""
+    """A package, a file, the tables."""
     why: str
     """What is wrong, and what to do."""
 
@@ -38,9 +38,7 @@ def foreign_packages() -> Iterator[InstallationFault]:
         folders = [] if spec is None else [spec.origin, *(spec.submodule_search_locations or ())]
         found = next((Path(each).resolve() for each in folders if each), None)
         if found is None:
-            yield InstallationFault(
-                name, f"it is not there: install {NAME} again, with pip's --force-reinstall"
-            )
+            yield InstallationFault(name, f"it is not there: {_AGAIN}")
         elif _HERE / name not in (found, *found.parents):
             yield InstallationFault(name, f"Python finds {_whose(name, found)} instead of ours in {_HERE}")
 

@@ -1,6 +1,6 @@
 """`inbox-outbox decisions`, and what all commands that decide have in common."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -79,6 +79,26 @@ def sure(does: str, listed: Listing[Any], counted: BulkResult) -> str:
     if number > 1 or number > len(listed):
         raise InvalidOption(f"--all: this {does} {number:,} messages; if that is what you want, add --yes")
     return listed.seen
+
+
+def check_one_or_all(
+    consumer: str | None,
+    key: str | None,
+    is_all: bool,
+    filters: Mapping[str, Any],
+    dry_run: bool,
+    only_with_all: str,
+) -> None:
+    """A decision is about one key of a consumer, or, with --all, about those that the filters choose.
+
+    Raises:
+        InvalidOption: neither, or both.
+    """
+    is_one = consumer is not None and key is not None and not is_all
+    if not is_one and (not is_all or consumer is not None):
+        raise InvalidOption("expected a consumer and a key, or --all")
+    if is_one and (dry_run or any(each is not None for each in filters.values())):
+        raise InvalidOption(f"{only_with_all}: expected only with --all")
 
 
 def say(json: bool, value: dict[str, Any], text: str) -> None:

@@ -170,11 +170,6 @@ def _of_stopped(
             yield Problem(STOPPED, f"{_messages(count)} of the outbox {_are(count)} {state}{_names(topics)}")
     for state, said in _INBOX_STATES.items():
         its = [] if inbox is None else [each for each in inbox.consumers if getattr(each, state).number]
-        blind = [] if inbox is None else [each for each in inbox.consumers if _is_blind(getattr(each, state))]
-        if blind:
-            names = _names(each.consumer for each in blind)
-            text = f"very many messages were refused within a day, and not all were looked at{names}"
-            yield Problem(STOPPED, text, is_refused=True)
         if (total := sum(getattr(each, state).number for each in its)) > limits.stopped:
             is_exact = all(getattr(each, state).precision == "exact" for each in its)
             count = Count(total, "exact" if is_exact else "at least")
@@ -182,6 +177,12 @@ def _of_stopped(
             text = f"{_messages(count)} {said.format(are=_are(count), were=_were(count))}{names}"
             only = its[0].consumer if len(its) == 1 else None
             yield Problem(STOPPED, text, is_refused=state in _REFUSED, consumer=only)
+    consumers = () if inbox is None else inbox.consumers
+    blind = [each for each in consumers if any(_is_blind(getattr(each, state)) for state in _REFUSED)]
+    if blind:
+        names = _names(each.consumer for each in blind)
+        text = f"very many messages were refused within a day, and not all were looked at{names}"
+        yield Problem(STOPPED, text, is_refused=True)
 
 
 def _of_purges(found: InboxOverview, limits: HealthLimits) -> Iterator[Problem]:

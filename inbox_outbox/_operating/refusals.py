@@ -8,12 +8,11 @@ import typer
 
 import inbox
 from inbox import BulkResult, RefusedMessage
-from inbox.errors import InvalidOption
 from inbox_outbox._connect import Json, Schema, Url, engine_at
 from inbox_outbox._place import place_of, print_place
 from inbox_outbox._print import as_json, grid
 
-from .deciding import By, DryRun, Why, say_bulk
+from .deciding import By, DryRun, OneConsumer, OneKey, Why, check_one_or_all, say_bulk
 from .units import duration
 
 
@@ -57,10 +56,8 @@ def _refusal(found: RefusedMessage) -> list[str]:
 
 def dismiss(
     url: Url,
-    consumer: Annotated[str | None, typer.Argument(help="The consumer's name.", metavar="CONSUMER")] = None,
-    key: Annotated[
-        str | None, typer.Argument(help="The key as it is stored; a tuple is a JSON array.", metavar="KEY")
-    ] = None,
+    consumer: OneConsumer = None,
+    key: OneKey = None,
     every: Annotated[bool, typer.Option("--all", help="All refused messages that are there now.")] = False,
     of_consumer: Annotated[
         str | None, typer.Option("--consumer", help="With --all: only this consumer's.", metavar="NAME")
@@ -79,11 +76,7 @@ def dismiss(
     With --all, many of them.
     """
     filters: dict[str, Any] = {"consumer": of_consumer, "kind": kind}
-    is_one = consumer is not None and key is not None and not every
-    if not is_one and (not every or consumer is not None):
-        raise InvalidOption("expected a consumer and a key, or --all")
-    if is_one and (dry_run or any(each is not None for each in filters.values())):
-        raise InvalidOption("--consumer, --kind, --dry-run: expected only with --all")
+    check_one_or_all(consumer, key, every, filters, dry_run, "--consumer, --kind, --dry-run")
     with engine_at(url, schema) as engine:
         if consumer is not None and key is not None:
             inbox.dismiss(engine, consumer, key, by=by, why=why, schema=schema)
