@@ -44,19 +44,8 @@ def delivery(
     Raises:
         InvalidMessage: the payload is none of these.
     """
-    body, kind = _body(payload)
-    return Delivery(
-        id=str(uuid4()) if id is None else id,
-        topic=topic,
-        key=key,
-        payload=body,
-        content_type=kind if content_type is None else content_type,
-        headers=dict(headers or {}),
-        attempt=attempt,
-        created_at=datetime.now(UTC) if created_at is None else created_at,
-        raw=raw,
-        place=place,
-    )
+    given = _given(payload, id, content_type, headers, created_at)
+    return Delivery(topic=topic, key=key, attempt=attempt, raw=raw, place=place, **given)
 
 
 def envelope(
@@ -85,17 +74,8 @@ def envelope(
     Raises:
         InvalidMessage: the payload is none of these.
     """
-    body, kind = _body(payload)
-    return Envelope(
-        id=str(uuid4()) if id is None else id,
-        topic=topic,
-        key=key,
-        payload=body,
-        content_type=kind if content_type is None else content_type,
-        headers=dict(headers or {}),
-        attempt=attempt,
-        created_at=datetime.now(UTC) if created_at is None else created_at,
-    )
+    given = _given(payload, id, content_type, headers, created_at)
+    return Envelope(topic=topic, key=key, attempt=attempt, **given)
 
 
 def deliver_twice(
@@ -119,5 +99,19 @@ def deliver_twice(
     return first, handler(again)
 
 
-def _body(payload: Any) -> tuple[bytes | None, str]:
-    return (None, "") if payload is None else serialize(payload)
+def _given(
+    payload: Any,
+    message_id: str | None,
+    content_type: str | None,
+    headers: Mapping[str, str] | None,
+    created_at: datetime | None,
+) -> dict[str, Any]:
+    """What a delivery and an envelope have in common, with defaults for what is not given."""
+    body, kind = (None, "") if payload is None else serialize(payload)
+    return {
+        "id": str(uuid4()) if message_id is None else message_id,
+        "payload": body,
+        "content_type": kind if content_type is None else content_type,
+        "headers": dict(headers or {}),
+        "created_at": datetime.now(UTC) if created_at is None else created_at,
+    }
