@@ -1,6 +1,5 @@
 """The RocketMQ server of the tests, and the import of its client."""
 
-import asyncio
 import json
 import re
 import subprocess
@@ -9,7 +8,7 @@ from pathlib import Path
 
 from inbox_outbox_base.brokers.rocketmq.client import rocketmq as client
 from tests.servers.rocketmq import BROKER, PROXY
-from tests.support.brokers.rocketmq_topics import Topics
+from tests.support.brokers.rocketmq_topics import Topics, event_loop
 from tests.support.program import ROOT
 
 pytest_plugins = ["tests.support.brokers.rocketmq_fixtures"]
@@ -30,17 +29,12 @@ def test_the_server_ignores_a_namespace(rocketmq: Topics) -> None:
     other = rocketmq.new(queues=1, name=f"team%{topic}")
     message = client.Message()
     message.topic, message.body = topic, b"x"
-    # The client's own producer needs an event loop in the thread that sends, but sets one only if that
-    # thread, and none of its own, opens the connection.
-    loop = asyncio.new_event_loop()
-    asyncio.set_event_loop(loop)
     configuration = client.ClientConfiguration(rocketmq.address, client.Credentials(), "team", 10)
-    producer = client.Producer(configuration)
-    producer.startup()
-    producer.send(message)
-    producer.shutdown()
-    asyncio.set_event_loop(None)
-    loop.close()
+    with event_loop():
+        producer = client.Producer(configuration)
+        producer.startup()
+        producer.send(message)
+        producer.shutdown()
     assert (len(rocketmq.stored(topic)), rocketmq.stored(other)) == (1, [])
 
 

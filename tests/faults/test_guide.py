@@ -89,7 +89,8 @@ def _shop(database: Database) -> str:
 
 
 def _report(said: str) -> list[str]:
-    """The report, without the time that it took."""
+    """The report, without the time that it took. Where CI is set, pytest repeats it in its summary."""
+    said, _, _ = said.partition("short test summary")
     lines = [re.sub(r" in \d+\.\d s$", "", line) for line in said.splitlines()]
     start = next(number for number, line in enumerate(lines) if line.startswith("shop_test:bill on"))
     end = max(number for number, line in enumerate(lines) if line.startswith("not tried"))

@@ -67,7 +67,7 @@ def test_a_topic_that_the_broker_rejects(engine: Engine, capsys: pytest.CaptureF
     """The relay's row says since when and until when the relay backs off from the topic, and why, without
     passwords, and health says so after some time, unless the topic is paused. It ends with the first message
     that the broker takes."""
-    away = Unavailable("amqp://guest:secret@broker does not answer " + 300 * "!", 0.1)
+    away = Unavailable("amqp://shop:secret@broker does not answer " + 300 * "!", 0.1)
     publisher = Recorder(lambda message: away if is_away and message.topic == "mail" else Accepted())
     is_away = True
     publish(engine, "a1", "b1", topic="mail")
@@ -88,7 +88,7 @@ def test_a_topic_that_the_broker_rejects(engine: Engine, capsys: pytest.CaptureF
         assert (found.topic, found.known, found.reason[:40]) == (
             "mail",
             2,
-            "amqp://guest:***@broker does not answer ",
+            "amqp://shop:***@broker does not answer !",
         )
         assert len(found.reason) == 200
         now = outbox.overview(engine).database.now

@@ -1,7 +1,10 @@
 """RocketMQ topics and groups that belong to one test, and their contents."""
 
+import asyncio
 import re
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Self
 from uuid import uuid4
@@ -26,6 +29,19 @@ def envelope(topic: str, payload: str | bytes = "x", key: str | None = None, **h
     """A message as a relay passes it to a publisher."""
     body = payload.encode() if isinstance(payload, str) else payload
     return Envelope(f"{uuid4()}", topic, key, body, "text/plain", headers, 1, datetime.now(UTC))
+
+
+@contextmanager
+def event_loop() -> Iterator[None]:
+    """An event loop of this thread: RocketMQ's own client needs one in the thread that calls it, but sets one
+    only if that thread, and none of its own, opens the connection."""
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    try:
+        yield
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
 
 
 class Topics:
@@ -85,6 +101,10 @@ class Topics:
     def messages(self, topic: str, group: str, count: int) -> list[Any]:
         """`count` messages as the client returns them, received and acknowledged by a consumer of that
         group."""
+        with event_loop():
+            return self._messages(topic, group, count)
+
+    def _messages(self, topic: str, group: str, count: int) -> list[Any]:
         configuration = rocketmq.ClientConfiguration(self.address, rocketmq.Credentials(), request_timeout=10)
         consumer = rocketmq.SimpleConsumer(configuration, group, {topic: rocketmq.FilterExpression()}, 1)
         consumer.startup()
