@@ -258,7 +258,7 @@ def _consumer(
         policy=policy,
         taken=_both(found.count("taken", most), found.count("consumed", most)),
         **{each.value: found.count(each) for each in Status if each is not Status.CONSUMED},
-        lost=found.count("lost"),
+        lost=found.count_part("lost", Status.CONSUMING.value),
         loads=found.count("loads"),
         last_load=found.times.get("newest load"),
         rejected=found.count("rejected"),

@@ -106,7 +106,7 @@ class Passwords:
             InvalidOption: the file cannot be read, or a line of it, which is named by its number.
         """
         try:
-            lines = path.read_text("utf-8").splitlines()
+            lines = path.read_text("utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "expected UTF-8"
             raise InvalidOption(f"--password-file={str(path)!r}: {why}") from None

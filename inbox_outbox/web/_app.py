@@ -102,7 +102,7 @@ def _routes(site: Site) -> list[BaseRoute]:
     async def live(_: Request) -> Response:
         return StreamingResponse(site.pulse.events(), media_type="text/event-stream", headers=_UNBUFFERED)
 
-    deciding = Route("/decide", decide(site), methods=["POST"])
+    deciding = Route("/decide", decide(site), methods=["GET", "POST"])
     return [*pages, deciding, Route("/live", live), _static()]
 
 

@@ -106,6 +106,19 @@ def merged(seen: Iterable[str]) -> str:
     return packed(kinds.pop(), [place for _, *places in found for place in places])
 
 
+def named(seen: str, half: str) -> list[str]:
+    """The ids, or in the inbox the keys, of what a `seen` names.
+
+    Raises:
+        ValueError: it did not come from a listing.
+    """
+    _, *places = unpacked(seen)
+    try:
+        return [f"{place[2 if half == OUTBOX else 1]}" for place in places]
+    except (LookupError, TypeError):
+        raise ValueError("it did not come with a listing") from None
+
+
 def each_seen(listing: Listing[Any]) -> Iterator[str]:
     """For each message of a listing, what names it alone."""
     if listing:

@@ -17,10 +17,9 @@ from inbox import BulkResult
 from inbox.errors import InvalidOption, MessageNotFound, WrongStatus
 from inbox_outbox_base.databases.relaying import ALL_TOPICS
 from inbox_outbox_base.errors import secrets
-from inbox_outbox_base.words.deciding import unpacked
 
 from ._access import ACTIONS, DELIVER, Visitor
-from ._causes import OUTBOX, merged
+from ._causes import OUTBOX, merged, named
 from ._guard import VISITOR
 from ._pages import Asked, Page, base_of, drawn
 from ._pulse import EXPECTED
@@ -31,6 +30,8 @@ _LARGEST = 4_000_000
 _MOST_FIELDS = 2_000
 _NEEDS_SURE = ("drop", "discard", "release")
 """What cannot be taken back, and so is asked for twice."""
+_NAMED = 20
+"""So many of the messages are named when it is asked again."""
 _CODES = ((InvalidOption, 400), (MessageNotFound, 404), (WrongStatus, 409))
 
 
@@ -73,6 +74,8 @@ def decide(site: Site) -> Any:
     """The endpoint of all forms."""
 
     async def endpoint(request: Request) -> Response:
+        if request.method != "POST":  # somebody has loaded the address of an answer again
+            return RedirectResponse(f"{base_of(request)}/", 303)
         visitor: Visitor = request.scope[VISITOR]
         form = DecisionForm(await _fields(request))
         needed = "retry" if form.action == DELIVER else form.action
@@ -108,12 +111,20 @@ async def _fields(request: Request) -> Mapping[str, Sequence[str]]:
 
 
 def _asked_again(asked: Asked, form: DecisionForm) -> Response:
+    half = form.one("half")
     try:
-        _, *places = unpacked(form.seen)
-    except InvalidOption as error:
-        return _refused(asked, error)
+        names = named(form.seen, half)
+    except ValueError as error:
+        return _refused(asked, InvalidOption(f"seen: {error}"))
     hidden = [(name, value) for name, values in form.fields.items() for value in values]
-    values = {"action": form.action, "count": len(places), "hidden": hidden, "back": _back(form)}
+    values = {
+        "action": form.action,
+        "count": len(names),
+        "names": names[:_NAMED],
+        "where": f"{'topic' if half == OUTBOX else 'consumer'} {form.one('of')}",
+        "hidden": hidden,
+        "back": _back(form),
+    }
     return drawn(asked, Page("sure.html", f"{form.action.capitalize()}?", "stopped", values, is_live=False))
 
 

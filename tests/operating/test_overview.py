@@ -4,7 +4,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from sqlalchemy import Engine, delete, update
+from sqlalchemy import Engine, delete, insert, select, update
 
 import inbox
 from inbox import Claim, ConsumerOverview, Count, Inbox, InboxOverview, SqlStore, StatusInbox
@@ -98,7 +98,8 @@ def test_a_consumer_without_keys(engine: Engine) -> None:
 
 
 def test_a_consumer_of_status_table_mode(engine: Engine) -> None:
-    """Messages are counted in each status, and so are those whose handler is gone."""
+    """Messages are counted in each status, and so are those whose handler is gone: among those that were
+    looked at."""
     orders = StatusInbox("orders", store=SqlStore(engine), max_attempts=3)
 
     @orders.handler(key=str)
@@ -134,6 +135,12 @@ def test_a_consumer_of_status_table_mode(engine: Engine) -> None:
     }
     assert found.overdue == pytest.approx((10 * DAY).total_seconds(), abs=300)
     assert found.taken == Count(1)
+
+    with engine.begin() as connection:
+        running = connection.execute(select(TABLES.status).where(c.key == "running")).one()._asdict()
+        connection.execute(insert(TABLES.status), [running | {"key": f"{each}"} for each in range(1_000)])
+    (found,) = inbox.overview(engine).consumers
+    assert (found.consuming, found.lost.precision) == (Count(1_000, "at least"), "at least")
 
 
 def fail() -> None:

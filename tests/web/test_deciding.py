@@ -82,12 +82,14 @@ def test_what_is_ticked_is_retried(migrated: Database) -> None:
 
 
 def test_what_is_dropped_is_asked_twice(engine: Engine) -> None:
-    """The first form drops nothing."""
+    """The first form names the messages and drops nothing; nor does the answer's address, loaded again."""
     die(engine, "a1", "b1")
     ann = Visit(engine, allow=("drop",))
     sure = ann.submit(group_of(ann, "mailbox # is full"), "drop every")
     assert sure.status_code == 200
-    assert seen(sure).startswith("Drop 2 messages? They are deleted")
+    first, second = (each.id for each in outbox.peek(engine, state="dead"))
+    assert seen(sure).startswith(f"Drop 2 messages? Of topic mail: {first}, {second}. They are deleted")
+    assert ann.get("/decide").headers["location"] == "/"
     assert len(outbox.peek(engine, state="dead")) == 2
     done = ann.submit(sure.text, "drop every")
     assert "2 messages were dropped." in seen(ann.get(done.headers["location"]))

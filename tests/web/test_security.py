@@ -178,7 +178,7 @@ def test_users_with_passwords(
     assert line.endswith(":retry\n")
     assert RIGHT not in line
     file = tmp_path / "users"
-    file.write_text(f"# of the night shift\n\n{line}")
+    file.write_text(f"# of the night shift\n\n{line}", "utf-8-sig")
     passwords = Passwords.read(file)
     assert passwords.users["ann"].actions == {"retry"}
     visit = Visit(sqlite_visit.engine)
