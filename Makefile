@@ -17,7 +17,7 @@ ARGS ?=
 # are enough for six.
 WORKERS ?= 6
 
-.PHONY: demo test test-all check docs collected tests tests-all matrix benchmark benchmark-brokers benchmark-outbox benchmark-spark benchmark-status clean compare frameworks
+.PHONY: demo test test-all check docs collected tests tests-all matrix benchmark benchmark-brokers benchmark-outbox benchmark-spark benchmark-status clean compare frameworks release
 
 demo: $(VENV)/ready
 	$(BIN)/python -m examples.demo $(ARGS)
@@ -63,6 +63,10 @@ matrix: $(VENV)/ready
 	dpkg --status $(FURTHER) >/dev/null 2>&1 || ($(SUDO) apt-get update && $(SUDO) apt-get install --yes $(FURTHER))
 	REQUIRE_SERVICES=$${REQUIRE_SERVICES:-postgresql,mariadb,sqlite,pgbouncer},debian,galera \
 	$(BIN)/python -m pytest --matrix tests/deployment $(ARGS)
+
+# Whether everything is said that a release has to say; `python -m build` makes its files.
+release: $(VENV)/ready
+	$(BIN)/python -m pytest --release tests/project/test_release.py $(ARGS)
 
 benchmark: $(VENV)/ready
 	$(BIN)/python -m benchmarks.inbox $(ARGS)

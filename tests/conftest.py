@@ -129,16 +129,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--quick", action="store_true", help="leave out tests marked long, and MySQL where it is as MariaDB"
     )
     parser.addoption("--matrix", action="store_true", help="run tests that need further servers, too")
+    parser.addoption("--release", action="store_true", help="run what has to hold before a release, too")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What takes longest begins. In a group, what forks a publisher does: threads that other clients leave
     behind can make the child crash or hang."""
     items.sort(key=lambda item: (place := _place(item), place < len(GROUPS) and not _forks(item)))
-    if not config.getoption("matrix"):
-        further = [item for item in items if item.get_closest_marker("matrix")]
-        items[:] = [item for item in items if item not in further]
-        config.hook.pytest_deselected(items=further)
+    for name in ("matrix", "release"):
+        if not config.getoption(name):
+            further = [item for item in items if item.get_closest_marker(name)]
+            items[:] = [item for item in items if item not in further]
+            config.hook.pytest_deselected(items=further)
     if config.getoption("quick"):
         run: list[pytest.Item] = []
         left_out: list[pytest.Item] = []
