@@ -1,6 +1,7 @@
-"""The unit for systemd and the manifest for Kubernetes start what there is, and ask what it answers."""
+"""What systemd, Kubernetes and Docker start is there, and what they ask is answered."""
 
 import json
+import re
 import shlex
 import shutil
 import subprocess
@@ -10,8 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
+from inbox_outbox._operating.passwords import Passwords
 from outbox.rabbitmq import RabbitPublisher
-from tests.support.cli import in_this_process
+from tests.support.cli import error, in_this_process
 from tests.support.database import Database
 from tests.support.program import ROOT
 
@@ -71,3 +73,17 @@ def test_the_purge(postgres: Database) -> None:
     (purge,) = PURGE["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
     url = postgres.url.render_as_string(hide_password=False)
     assert in_this_process(*purge["command"][1:], url=url).returncode == 0
+
+
+def test_the_page_of_compose(tmp_path: Path) -> None:
+    """The password in the comment is that of the user; the page's command has valid options, and gets as far
+    as its file."""
+    text = (ROOT / "docker-compose.yml").read_text()
+    page: dict[str, Any] = yaml.safe_load(text)["services"]["web"]
+    [(user, password)] = re.findall(r"user (\S+), password (\S+)\.\n", text)
+    users = tmp_path / "users"
+    users.write_text(page["environment"]["USERS"])
+    assert Passwords.read(users).are_right(user, password)
+    command: list[str] = page["command"]
+    command[command.index("--password-file") + 1] = str(tmp_path / "none")
+    assert "none': No such file" in error(in_this_process("web", *command, url="sqlite:///nowhere.db"))
