@@ -10,22 +10,25 @@ raises: on PostgreSQL it would be a ROLLBACK without an error.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Table
 from sqlalchemy.exc import DBAPIError
 
-from inbox_outbox_base.databases.registry import database_of
+from inbox_outbox_base.databases.registry import database_of, migrating
 from inbox_outbox_base.databases.taking import State
 from inbox_outbox_base.errors.inbox import TransactionAborted
-from inbox_outbox_base.monitoring.events import Event, EventKind, Hooks
+from inbox_outbox_base.monitoring.events import Event, Hooks
 from inbox_outbox_base.transactions import layers
 from inbox_outbox_base.transactions.ending import UNDONE
 from inbox_outbox_base.transactions.savepoints import innermost, is_unknown, number
 from inbox_outbox_base.transactions.texts import may_begin_another, may_end
+
+_Row = tuple[Table, str, str]
+"""A row that was written, by its consumer and key."""
 
 
 class _Announcement(NamedTuple):
@@ -37,12 +40,7 @@ class _Announcement(NamedTuple):
     hooks: Hooks | None
     given: dict[str, Any]
     """The event's fields."""
-
-    @property
-    def about(self) -> tuple[str, str] | None:
-        """The message, if a row was written."""
-        is_taken = self.given["kind"] is EventKind.TAKEN
-        return (self.given["consumer"], self.given["key"]) if is_taken else None
+    taken: Sequence[_Row]
 
 
 @dataclass(slots=True)
@@ -53,34 +51,46 @@ class _Announcements:
     calls: list[_Announcement] = field(default_factory=list)
     is_open: bool = False
     """Whether the server was once seen in the transaction: what this process remembers needs no statement."""
-    undone: set[tuple[str, str] | None] = field(default_factory=set)
-    """The messages whose rows an error has undone together with the transaction, and that were not taken
-    again."""
+    undone: set[_Row] = field(default_factory=set)
+    """The rows that an error has undone together with the transaction, and that were not written again."""
 
     def is_lost(self, connection: Connection) -> bool:
         """Whether something else has ended the transaction, as far as the driver knows."""
         return connection.closed or connection.invalidated or (self.is_open and self.state.is_ended())
 
+    def is_undone_by(self, connection: Connection, statement: Any, error: DBAPIError) -> bool:
+        """Right after this error: whether it has undone the transaction."""
+        if self.state.is_undone_by(error):
+            return True
+        commits = may_end(statement) and migrating(connection.dialect.name).commits_ddl
+        return self.is_open and not commits and self.state.is_ended()
+
     def undo(self) -> None:
         """An error has undone the transaction."""
-        self.undone |= {each.about for each in self.calls if each.about is not None}
+        for each in self.calls:
+            self.undone.update(each.taken)
         self.calls.clear()
+
+    def keep_still(self) -> None:
+        """Nothing is told, because nobody knows whether the transaction is the same; but if an error undoes
+        the one that is open now, its COMMIT raises."""
+        self.calls = [each._replace(hooks=None) for each in self.calls if each.taken]
 
 
 _DUE = "_inbox_announcements"
 """An attribute of a connection: what is to be told, if anything."""
 
 
-def announce(connection: Connection, hooks: Hooks | None, **given: Any) -> None:
+def announce(connection: Connection, hooks: Hooks | None, taken: Sequence[_Row], **given: Any) -> None:
     """Call the hooks with an `Event` of these fields, and the seconds since now, right after the COMMIT of
-    the transaction on this connection. If it is about rows that were written, a COMMIT that cannot keep them
-    raises TransactionAborted."""
+    the transaction on this connection, which raises TransactionAborted if it cannot keep these rows."""
     due = _due(connection)
     if due is None:
         due = _put(connection, _Announcements(database_of(connection).state(connection)))
     due.is_open = due.is_open or not due.state.is_ended()
-    call = _Announcement(innermost(connection), time.monotonic(), hooks, given)
-    due.undone.discard(call.about)
+    call = _Announcement(innermost(connection), time.monotonic(), hooks, given, taken)
+    if due.undone:
+        due.undone.difference_update(taken)
     due.calls.append(call)
 
 
@@ -102,6 +112,13 @@ def _take(connection: Connection) -> list[_Announcement]:
     setattr(connection, _DUE, None)
     layers.take_off(connection, _announcing)
     return due.calls
+
+
+def _forget(connection: Connection, due: _Announcements) -> None:
+    """Nothing is told, and nothing that is still there can be lost by the COMMIT."""
+    due.calls.clear()
+    if not due.undone:
+        _take(connection)
 
 
 def _take_kept(connection: Connection) -> list[_Announcement]:
@@ -185,17 +202,19 @@ def _announcing(kind: Any) -> Any:  # noqa: C901 - methods
 
 def _run(connection: Connection, run: Callable[..., Any], statement: Any, *given: Any, **options: Any) -> Any:
     due = _due(connection)
-    is_doubtful = due is not None and may_end(statement)
-    if is_doubtful and may_begin_another(statement):
-        _take(connection)  # the driver does not tell one transaction from another
+    if due is None:
+        return run(connection, statement, *given, **options)
+    is_doubtful = may_end(statement)
+    if is_doubtful and may_begin_another(connection, statement):
+        due.keep_still()  # the driver does not tell one transaction from another
     try:
         return run(connection, statement, *given, **options)
     except DBAPIError as error:
-        if due is not None and due.state.is_undone_by(error):
+        if due.is_undone_by(connection, statement, error):
             due.undo()
-        elif due is not None and is_unknown(statement, error):
-            _take(connection)
+        elif is_unknown(statement, error):
+            _forget(connection, due)
         raise
     finally:
-        if due is not None and is_doubtful and due.is_lost(connection):
-            _take(connection)
+        if is_doubtful and due.is_lost(connection):
+            _forget(connection, due)

@@ -26,7 +26,8 @@ def answer(
     if (hooks := terms.hooks) is not None or verdict is Verdict.NEW:
         digests = digests_of(verdict, attempt.digest, None if stored is None else stored.digest)
         about = {"kind": _KINDS[verdict], "consumer": attempt.consumer, "key": attempt.key}
-        announce(connection, hooks, **about, **digests)
+        row = (attempt.tables.message, attempt.consumer, attempt.key)
+        announce(connection, hooks, (row,) if verdict is Verdict.NEW else (), **about, **digests)
     return verdict, stored
 
 
@@ -37,6 +38,8 @@ def answer_many(
     verdicts = accept_many(connection, tables, consumer, messages, terms)
     for verdict, count in Counter(verdicts).items():
         if (hooks := terms.hooks) is not None or verdict is Verdict.NEW:
-            key = messages.keys[verdicts.index(verdict)] if count == 1 else ""
-            announce(connection, hooks, kind=_KINDS[verdict], consumer=consumer, key=key, count=count)
+            its = [key for key, each in zip(messages.keys, verdicts, strict=True) if each is verdict]
+            rows = [(tables.message, consumer, key) for key in its if verdict is Verdict.NEW]
+            about = {"kind": _KINDS[verdict], "consumer": consumer, "key": its[0] if count == 1 else ""}
+            announce(connection, hooks, rows, count=count, **about)
     return verdicts

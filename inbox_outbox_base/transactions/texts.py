@@ -75,9 +75,9 @@ def may_end(statement: Any) -> bool:
     return ";" in text or not _CANNOT_END.match(text)
 
 
-def may_begin_another(statement: Any) -> bool:
+def may_begin_another(connection: Connection, statement: Any) -> bool:
     """Whether a statement that `may_end` the transaction may also begin another one; a text, by its words."""
-    return _BEGINS.search(_text(statement) or "") is not None
+    return any(map(_BEGINS.search, _statements(connection, _text(statement) or "")))
 
 
 def commits(connection: Connection, statement: Any) -> bool:

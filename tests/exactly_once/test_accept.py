@@ -146,6 +146,39 @@ def test_an_error_that_the_caller_swallows(postgres: Database, many: bool, takes
         assert inbox.accept(connection, "a") is DUPLICATE
 
 
+@pytest.mark.parametrize(
+    "sql", ["CREATE TEMP TABLE step (a INT) ON COMMIT DROP", "DO $$ BEGIN PERFORM 1; END $$"]
+)
+def test_an_error_after_a_text(postgres: Database, sql: str) -> None:
+    """A text whose words may begin another transaction takes nothing from that."""
+    connection = postgres.engine().connect()
+    assert Inbox("billing").accept(connection, "a") is NEW
+    connection.execute(text(sql))
+    with suppress(DBAPIError):
+        connection.execute(text("SELECT 1 / 0"))
+    with pytest.raises(TransactionAborted):
+        connection.commit()
+
+
+def test_an_error_that_undoes_everything(sqlite: Database) -> None:
+    """SQLite rolls back when a disk is full, and where it is told to. What is taken again is there, also one
+    by one; if anything is not, the COMMIT raises."""
+    inbox, engine = Inbox("billing"), sqlite.engine()
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE once (a INTEGER PRIMARY KEY)"))
+        connection.execute(text("INSERT INTO once VALUES (1)"))
+    for again in (["b"], ["a"], ["a", "b"]):
+        connection = engine.connect()
+        assert inbox.accept_many(connection, ["a", "b"]) == [NEW, NEW]
+        with suppress(DBAPIError):
+            connection.execute(text("INSERT OR ROLLBACK INTO once VALUES (1)"))
+        assert [inbox.accept(connection, key) for key in again] == [NEW for _ in again]
+        with nullcontext() if len(again) == 2 else pytest.raises(TransactionAborted):
+            connection.commit()
+    with engine.begin() as connection:
+        assert inbox.accept_many(connection, ["a", "b"]) == [DUPLICATE, DUPLICATE]
+
+
 def test_with_a_session(sqlite: Database) -> None:
     """`accept` joins a Session's transaction without flushing its pending objects; both commit together."""
     inbox = Inbox("billing")
