@@ -205,10 +205,11 @@ def accept_many(
     consumer: str,
     messages: Messages,
     terms: Terms,
-) -> list[Verdict]:
-    """Take many messages in the transaction on this connection; verdict i belongs to message i."""
+) -> tuple[list[Verdict], bytes]:
+    """Take many messages in the transaction on this connection; verdict i belongs to message i. Also returns
+    the claim of the rows that were written."""
     if not messages.keys:
-        return []
+        return [], b""
     policy = terms.policy
     began = time.monotonic()
     with ours(connection):
@@ -240,7 +241,7 @@ def accept_many(
         refuse(terms.records, note_of(connection, attempt, verdict, stored))
         return verdict
 
-    return list(_verdicts(messages, old, taken, known, refused))
+    return list(_verdicts(messages, old, taken, known, refused)), batch.claim
 
 
 def _too_old(

@@ -10,25 +10,23 @@ raises: on PostgreSQL it would be a ROLLBACK without an error.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Table
+from sqlalchemy import Connection, RootTransaction, Table
 from sqlalchemy.exc import DBAPIError
 
 from inbox_outbox_base.databases.registry import database_of, migrating
-from inbox_outbox_base.databases.taking import State
+from inbox_outbox_base.databases.taking import Attempt, KeyBatch, State, pooled
+from inbox_outbox_base.errors.blame import AFTER_BODY
 from inbox_outbox_base.errors.inbox import TransactionAborted
 from inbox_outbox_base.monitoring.events import Event, Hooks
 from inbox_outbox_base.transactions import layers
 from inbox_outbox_base.transactions.ending import UNDONE
 from inbox_outbox_base.transactions.savepoints import innermost, is_unknown, number
-from inbox_outbox_base.transactions.texts import may_begin_another, may_end
-
-_Row = tuple[Table, str, str]
-"""A row that was written, by its consumer and key."""
+from inbox_outbox_base.transactions.texts import ends_savepoint, may_begin_another, may_end
 
 
 class _Announcement(NamedTuple):
@@ -40,7 +38,8 @@ class _Announcement(NamedTuple):
     hooks: Hooks | None
     given: dict[str, Any]
     """The event's fields."""
-    taken: Sequence[_Row]
+    taken: Attempt | KeyBatch | None
+    """What wrote rows."""
 
 
 @dataclass(slots=True)
@@ -48,11 +47,17 @@ class _Announcements:
     """Those of a connection's transaction."""
 
     state: State
+    transaction: RootTransaction | None
     calls: list[_Announcement] = field(default_factory=list)
     is_open: bool = False
     """Whether the server was once seen in the transaction: what this process remembers needs no statement."""
-    undone: set[_Row] = field(default_factory=set)
-    """The rows that an error has undone together with the transaction, and that were not written again."""
+    undone: set[tuple[Table, str, str]] = field(default_factory=set)
+    """The rows, by consumer and key, that an error has undone together with the transaction, and that were
+    not written again."""
+    is_unsure: bool = False
+    """Whether there was an error, or somebody has used the driver's connection, who may have met one."""
+    has_savepoints: bool = False
+    """Whether a text has ended a savepoint, perhaps one around a message."""
 
     def is_lost(self, connection: Connection) -> bool:
         """Whether something else has ended the transaction, as far as the driver knows."""
@@ -65,41 +70,69 @@ class _Announcements:
         commits = may_end(statement) and migrating(connection.dialect.name).commits_ddl
         return self.is_open and not commits and self.state.is_ended()
 
+    def is_gone(self, connection: Connection) -> bool:
+        """Right before the COMMIT: whether an error has undone the transaction unseen."""
+        if connection.closed or connection.invalidated:
+            return False
+        if self.state.is_aborted():
+            return True
+        taken = next((each.taken for each in self.calls if each.taken is not None), None)
+        can_tell = self.is_unsure and not (self.state.tells_undone or self.has_savepoints)
+        if taken is None or not can_tell or self.state.is_reading():
+            return False
+        key = taken.key if isinstance(taken, Attempt) else taken.keys[0]
+        attempt = Attempt(taken.tables, taken.consumer, key, taken.claim, None)
+        with AFTER_BODY:
+            return not database_of(connection).is_there(connection, attempt)
+
     def undo(self) -> None:
         """An error has undone the transaction."""
         for each in self.calls:
-            self.undone.update(each.taken)
+            self.undone.update(_rows(each.taken))
         self.calls.clear()
 
     def keep_still(self) -> None:
         """Nothing is told, because nobody knows whether the transaction is the same; but if an error undoes
         the one that is open now, its COMMIT raises."""
-        self.calls = [each._replace(hooks=None) for each in self.calls if each.taken]
+        self.calls = [each._replace(hooks=None) for each in self.calls if each.taken is not None]
+
+
+def _rows(taken: Attempt | KeyBatch | None) -> Iterator[tuple[Table, str, str]]:
+    if taken is not None:
+        for key in (taken.key,) if isinstance(taken, Attempt) else taken.keys:
+            yield taken.tables.message, taken.consumer, key
 
 
 _DUE = "_inbox_announcements"
 """An attribute of a connection: what is to be told, if anything."""
 
 
-def announce(connection: Connection, hooks: Hooks | None, taken: Sequence[_Row], **given: Any) -> None:
+def announce(
+    connection: Connection, hooks: Hooks | None, taken: Attempt | KeyBatch | None, **given: Any
+) -> None:
     """Call the hooks with an `Event` of these fields, and the seconds since now, right after the COMMIT of
-    the transaction on this connection, which raises TransactionAborted if it cannot keep these rows."""
+    the transaction on this connection, which raises TransactionAborted if it cannot keep the rows that were
+    taken."""
     due = _due(connection)
     if due is None:
-        due = _put(connection, _Announcements(database_of(connection).state(connection)))
+        state, transaction = database_of(connection).state(connection), connection.get_transaction()
+        due = _put(connection, _Announcements(state, transaction))
     due.is_open = due.is_open or not due.state.is_ended()
-    call = _Announcement(innermost(connection), time.monotonic(), hooks, given, taken)
+    due.calls.append(_Announcement(innermost(connection), time.monotonic(), hooks, given, taken))
     if due.undone:
-        due.undone.difference_update(taken)
-    due.calls.append(call)
+        due.undone.difference_update(_rows(taken))
 
 
 def _due(connection: Connection) -> _Announcements | None:
-    return getattr(connection, _DUE, None)
+    due: _Announcements | None = getattr(connection, _DUE, None)
+    if due is not None and due.transaction is not connection.get_transaction():
+        return None  # that one is over, although its COMMIT failed
+    return due
 
 
 def _put(connection: Connection, due: _Announcements) -> _Announcements:
     setattr(connection, _DUE, due)
+    layers.take_off(connection, _announcing)
     layers.put_on(connection, _announcing)
     return due
 
@@ -107,11 +140,9 @@ def _put(connection: Connection, due: _Announcements) -> _Announcements:
 def _take(connection: Connection) -> list[_Announcement]:
     """What is to be told; from now on nothing is."""
     due = _due(connection)
-    if due is None:
-        return []
     setattr(connection, _DUE, None)
     layers.take_off(connection, _announcing)
-    return due.calls
+    return [] if due is None else due.calls
 
 
 def _forget(connection: Connection, due: _Announcements) -> None:
@@ -127,14 +158,18 @@ def _take_kept(connection: Connection) -> list[_Announcement]:
     Raises:
         TransactionAborted: an error has undone what was written.
     """
-    if (due := _due(connection)) is not None:
-        if not connection.invalidated:
-            due.state.ask_after_error()
-        if due.is_lost(connection):
-            _take(connection)
-        elif due.state.is_aborted():
-            due.undo()
-    calls = _take(connection)
+    due = _due(connection)
+    try:
+        if due is not None:
+            if not connection.invalidated:
+                due.state.ask_after_error()
+            is_lost = due.is_lost(connection)
+            if due.is_gone(connection):
+                due.undo()
+            elif is_lost:
+                due.calls.clear()
+    finally:
+        calls = _take(connection)
     if due is not None and due.undone:
         raise TransactionAborted(UNDONE)
     return calls
@@ -164,6 +199,21 @@ def _announcing(kind: Any) -> Any:  # noqa: C901 - methods
         def exec_driver_sql(self, statement: str, *given: Any, **options: Any) -> Any:
             return _run(self, kind.exec_driver_sql, statement, *given, **options)
 
+        @property
+        def connection(self) -> Any:
+            if (due := _due(self)) is not None:
+                due.is_unsure = True
+            return kind.connection.fget(self)
+
+        @property
+        def info(self) -> Any:
+            return pooled(self).info
+
+        def _handle_dbapi_exception(self, *given: Any, **options: Any) -> Any:
+            if (due := _due(self)) is not None:  # also while the rows of a stream are read
+                due.is_unsure = True
+            return kind._handle_dbapi_exception(self, *given, **options)  # noqa: SLF001
+
         def _commit_impl(self) -> None:
             try:
                 calls = _take_kept(self)
@@ -177,7 +227,8 @@ def _announcing(kind: Any) -> Any:  # noqa: C901 - methods
             calls = _take_kept(self)
             kind._prepare_twophase_impl(self, xid)  # noqa: SLF001
             if calls:  # they wait for the COMMIT
-                _put(self, _Announcements(database_of(self).state(self), calls))
+                state = database_of(self).state(self)
+                _put(self, _Announcements(state, self.get_transaction(), calls))
 
         def _commit_twophase_impl(self, xid: Any, is_prepared: bool) -> None:
             calls = _take(self) if is_prepared else _take_kept(self)
@@ -205,16 +256,18 @@ def _run(connection: Connection, run: Callable[..., Any], statement: Any, *given
     if due is None:
         return run(connection, statement, *given, **options)
     is_doubtful = may_end(statement)
+    was_lost = is_doubtful and due.is_lost(connection)
     if is_doubtful and may_begin_another(connection, statement):
         due.keep_still()  # the driver does not tell one transaction from another
+    due.has_savepoints = due.has_savepoints or ends_savepoint(connection, statement)
     try:
         return run(connection, statement, *given, **options)
     except DBAPIError as error:
         if due.is_undone_by(connection, statement, error):
             due.undo()
         elif is_unknown(statement, error):
-            _forget(connection, due)
+            due.keep_still()
         raise
     finally:
-        if is_doubtful and due.is_lost(connection):
+        if is_doubtful and not was_lost and due.is_lost(connection):
             _forget(connection, due)

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from sqlalchemy import Connection
 
-from inbox_outbox_base.databases.taking import Attempt, Stored
+from inbox_outbox_base.databases.taking import Attempt, KeyBatch, Stored
 from inbox_outbox_base.monitoring.events import OF_VERDICT, EventKind, digests_of
 from inbox_outbox_base.tables.inbox import Tables
 from inbox_outbox_base.words.incoming import Verdict
@@ -26,8 +26,7 @@ def answer(
     if (hooks := terms.hooks) is not None or verdict is Verdict.NEW:
         digests = digests_of(verdict, attempt.digest, None if stored is None else stored.digest)
         about = {"kind": _KINDS[verdict], "consumer": attempt.consumer, "key": attempt.key}
-        row = (attempt.tables.message, attempt.consumer, attempt.key)
-        announce(connection, hooks, (row,) if verdict is Verdict.NEW else (), **about, **digests)
+        announce(connection, hooks, attempt if verdict is Verdict.NEW else None, **about, **digests)
     return verdict, stored
 
 
@@ -35,11 +34,11 @@ def answer_many(
     connection: Connection, tables: Tables, consumer: str, messages: Messages, terms: Terms
 ) -> list[Verdict]:
     """As `accept_many`; the messages of a verdict are one event."""
-    verdicts = accept_many(connection, tables, consumer, messages, terms)
+    verdicts, claim = accept_many(connection, tables, consumer, messages, terms)
     for verdict, count in Counter(verdicts).items():
         if (hooks := terms.hooks) is not None or verdict is Verdict.NEW:
             its = [key for key, each in zip(messages.keys, verdicts, strict=True) if each is verdict]
-            rows = [(tables.message, consumer, key) for key in its if verdict is Verdict.NEW]
+            taken = KeyBatch(tables, consumer, claim, its) if verdict is Verdict.NEW else None
             about = {"kind": _KINDS[verdict], "consumer": consumer, "key": its[0] if count == 1 else ""}
-            announce(connection, hooks, rows, count=count, **about)
+            announce(connection, hooks, taken, count=count, **about)
     return verdicts

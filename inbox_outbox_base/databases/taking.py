@@ -179,6 +179,9 @@ class State:
     tells_end = True
     """Whether it knows of an end that somebody else has made."""
 
+    tells_undone = False
+    """Whether `is_aborted` is True of every transaction that an error has undone."""
+
     def __init__(self, database: "Taking", connection: Connection) -> None:
         self._database = database
         self._connection = connection

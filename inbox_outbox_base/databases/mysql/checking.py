@@ -33,7 +33,7 @@ _CATALOGUE = text("""
     UNION ALL
     SELECT 'column', CONVERT(table_name USING utf8mb4), CONVERT(column_name USING utf8mb4),
            CONVERT(concat_ws(' ', column_type, character_set_name) USING utf8mb4),
-           -- 1: the server fills it; 2: it does not. Outside strict mode it fills every column.
+           -- 1: the server fills it. 2: it does not. Outside strict mode it fills every column.
            CASE WHEN is_nullable = 'YES' THEN 0
                 WHEN column_default IS NULL AND extra NOT LIKE '%auto_increment%'
                      AND extra NOT LIKE '%GENERATED%' AND @@sql_mode LIKE '%STRICT%' THEN 2

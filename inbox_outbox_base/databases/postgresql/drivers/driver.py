@@ -90,6 +90,8 @@ class LibpqState(State):
         reported: returns what the server has reported of the setting of the mark.
     """
 
+    tells_undone = True
+
     def __init__(self, status: Callable[[], int], reported: Callable[[], object]) -> None:
         self._status = status
         self._reported = reported

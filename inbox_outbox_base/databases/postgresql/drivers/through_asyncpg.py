@@ -105,6 +105,8 @@ class AsyncpgState(State):
     """The driver knows whether a transaction is open. Whether an error has aborted it, the server is asked: a
     COMMIT would raise nothing."""
 
+    tells_undone = True
+
     def __init__(self, driver: Asyncpg, database: Taking, connection: Connection) -> None:
         super().__init__(database, connection)
         self._driver = driver
