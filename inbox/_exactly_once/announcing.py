@@ -231,7 +231,11 @@ def _announcing(kind: Any) -> Any:  # noqa: C901 - methods
                 _put(self, _Announcements(state, self.get_transaction(), calls))
 
         def _commit_twophase_impl(self, xid: Any, is_prepared: bool) -> None:
-            calls = _take(self) if is_prepared else _take_kept(self)
+            try:
+                calls = _take(self) if is_prepared else _take_kept(self)
+            except TransactionAborted:
+                kind._rollback_twophase_impl(self, xid, is_prepared)  # noqa: SLF001
+                raise
             kind._commit_twophase_impl(self, xid, is_prepared)  # noqa: SLF001
             _tell(calls)
 

@@ -219,12 +219,13 @@ class StepTransaction:
             raise error
         if not self._connection.in_transaction():
             raise TransactionEnded(message)
-        ending.refuse_ended(self._connection, message)
         root = self._handle.get_transaction()
-        if isinstance(root, SessionTransaction):
-            is_lost = is_aborted(root)
-        else:
-            is_lost = database.is_aborted(self._connection)
+        with AFTER_BODY:  # the server may be asked
+            ending.refuse_ended(self._connection, message)
+            if isinstance(root, SessionTransaction):
+                is_lost = is_aborted(root)
+            else:
+                is_lost = database.is_aborted(self._connection)
         if is_lost or not self._write_steps():
             raise TransactionAborted(
                 f"step={self._name!r}: the body swallowed a database error that had aborted the transaction, "

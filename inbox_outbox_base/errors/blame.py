@@ -14,7 +14,15 @@ from types import TracebackType
 from sqlalchemy.exc import InvalidRequestError
 
 from . import codes, groups
-from .inbox import InboxError, LeaseLost, PolicyConflict, TablesMissing, TransactionEnded, UnsafeDatabase
+from .inbox import (
+    InboxError,
+    LeaseLost,
+    PolicyConflict,
+    TablesMissing,
+    TransactionAborted,
+    TransactionEnded,
+    UnsafeDatabase,
+)
 from .outbox import WrongBucketCount
 
 _MARK = "_raised_by_the_inbox"
@@ -27,7 +35,8 @@ class Own:
     def mark(self, error: BaseException) -> None:
         """The same without a block, which would cost each message half a microsecond."""
         # A statement of ours finds that the body has ended the transaction: that is the body's error.
-        if isinstance(error, TransactionEnded) or codes.is_aftermath(error) or _is_of_hook(error):
+        is_bodys = isinstance(error, TransactionEnded | TransactionAborted)
+        if is_bodys or codes.is_aftermath(error) or _is_of_hook(error):
             return
         if isinstance(error, Exception):
             setattr(error, _MARK, True)

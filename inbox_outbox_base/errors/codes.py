@@ -22,9 +22,14 @@ def databases() -> tuple[Codes, ...]:
 
 
 def is_drivers(error: BaseException) -> bool:
-    """Whether a driver has raised it, and SQLAlchemy has not wrapped it: a body may use the driver itself,
-    and asyncpg's errors while rows are streamed are not wrapped."""
-    return any(is_of_driver(kind.__module__) for kind in type(error).__mro__)
+    """Whether a driver has raised it, and SQLAlchemy has not wrapped it: a body may use the driver itself or
+    Django's ORM, and asyncpg's errors while rows are streamed are not wrapped."""
+    return _is_djangos(error) or any(is_of_driver(kind.__module__) for kind in type(error).__mro__)
+
+
+def _is_djangos(error: BaseException) -> bool:
+    """Whether Django has wrapped a driver's error, which is the cause."""
+    return error.__cause__ is not None and type(error).__module__ == "django.db.utils"
 
 
 def is_of_driver(module: str) -> bool:
@@ -34,10 +39,10 @@ def is_of_driver(module: str) -> bool:
 
 
 def _said(error: BaseException) -> BaseException | None:
-    """The driver's error: the one that SQLAlchemy has wrapped, or this one itself."""
+    """The driver's error: the one that SQLAlchemy or Django has wrapped, or this one itself."""
     if isinstance(error, DBAPIError):
         return error.orig
-    return error if is_drivers(error) else None
+    return (error.__cause__ if _is_djangos(error) else error) if is_drivers(error) else None
 
 
 def code_of(error: BaseException) -> Code | None:
@@ -132,6 +137,8 @@ def breaks_connection(error: BaseException) -> bool:
     # Without a code from a server, the driver lost the connection, never had one, or did not understand what
     # it read, as after an answer that was cut off. Then it has closed the connection itself.
     if code_of(error) is None:
+        if any(kind.__module__ == "sqlite3" for kind in type(_said(error)).__mro__):
+            return invalidated  # there is no connection: it could not read a text
         # The classes of PEP 249, and what asyncpg has for the second.
         kinds = {kind.__name__ for kind in type(error).__mro__}
         return invalidated or not kinds.isdisjoint(

@@ -160,6 +160,19 @@ def test_an_error_after_a_text(postgres: Database, sql: str) -> None:
         connection.commit()
 
 
+def test_an_error_before_a_commit_in_one_phase(postgres: Database) -> None:
+    """The same of a transaction that was to have two phases; the connection is free for the next one."""
+    with postgres.engine().connect() as connection:
+        transaction = connection.begin_twophase()
+        assert Inbox("billing").accept(connection, "a") is NEW
+        with suppress(DBAPIError):
+            connection.execute(text("SELECT 1 / 0"))
+        with pytest.raises(TransactionAborted):
+            transaction.commit()
+        connection.rollback()
+        assert Inbox("billing").accept(connection, "a") is NEW
+
+
 def test_an_error_that_undoes_everything(sqlite: Database) -> None:
     """SQLite rolls back when a disk is full, and where it is told to. What is taken again is there, also one
     by one; if anything is not, the COMMIT raises."""

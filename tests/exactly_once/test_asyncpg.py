@@ -15,7 +15,17 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.ext.asyncio import async_sessionmaker as async_sessions
 
-from inbox import Action, AsyncInbox, AsyncListener, AsyncStatusInbox, SqlStore, Verdict, is_transient
+from inbox import (
+    Action,
+    AsyncClaim,
+    AsyncInbox,
+    AsyncListener,
+    AsyncStatusInbox,
+    Backoff,
+    SqlStore,
+    Verdict,
+    is_transient,
+)
 from inbox.errors import StoreUnreachable, TransactionAborted
 from inbox_outbox_base.errors import codes
 from outbox import AsyncRelay, Outbox
@@ -222,7 +232,10 @@ def test_a_statement_of_ours_that_takes_longer_than_command_timeout(migrated: Da
     run(migrated, work, pool_size=1, max_overflow=0, connect_args={"command_timeout": 0.3})
 
 
-def test_the_question_before_a_commit_that_takes_longer_than_command_timeout(migrated: Database) -> None:
+@pytest.mark.parametrize("mode", ["inbox", "claim"])
+def test_the_question_before_a_commit_that_takes_longer_than_command_timeout(
+    migrated: Database, mode: str
+) -> None:
     """As any statement of ours: the message is delivered again, and nothing counts against it."""
     waits = [0.4]
 
@@ -233,15 +246,24 @@ def test_the_question_before_a_commit_that_takes_longer_than_command_timeout(mig
 
     async def work(engine: AsyncEngine) -> None:
         @INBOX.handler(engine, key=str, attempts=1)
-        async def handler(connection: AsyncConnection, message: str) -> None:
+        async def bill(connection: AsyncConnection, message: str) -> None:
             await accounts.add_async(connection)
 
+        store = create_async_engine(url.set(drivername="postgresql+psycopg"))
+        orders = AsyncStatusInbox("orders", store=SqlStore(store), max_attempts=1, backoff=Backoff(0))
+
+        @orders.handler(key=str)
+        async def bill_in_a_step(claim: AsyncClaim, message: str) -> None:
+            await claim.transact("bill", accounts.add_async, source=engine)
+
+        handler: Any = bill if mode == "inbox" else bill_in_a_step
         (decision,) = await AsyncListener().decide(["a"], handler)
         assert not waits
         assert decision.action is Action.RETRY
         assert decision.outcome is not None
         assert not decision.outcome.is_failure
         await handler("a")
+        await store.dispose()
 
     accounts.make(migrated.engine())
     url = migrated.async_url

@@ -568,6 +568,18 @@ def test_what_the_applications_own_code_raises(sqlite: Database, handler: Any) -
     assert decision.action is DEAD_LETTER
 
 
+def test_a_text_that_cannot_be_read(sqlite: Database) -> None:
+    """SQLite's driver says it without a code. It comes again with each delivery, so it counts."""
+    engine = sqlite.engine()
+
+    @Inbox("billing").handler(engine, key=str)
+    def read(connection: Connection, message: str) -> None:
+        connection.execute(text("SELECT CAST(x'FF' AS TEXT)")).all()
+
+    (decision,) = Listener(**LAST).decide(["a"], read)
+    assert decision.action is DEAD_LETTER
+
+
 class Throttled(Exception):
     """A service's own class of error."""
 

@@ -9,7 +9,7 @@ from sqlalchemy import select
 
 import inbox.schema
 import outbox.schema
-from inbox import Inbox, Verdict, migration
+from inbox import Action, Inbox, Listener, Verdict, migration
 from inbox.django import connection, downgrade, handler, upgrade
 from inbox.errors import TransactionAborted, TransactionEnded, UnsupportedDatabase, UnusableConnection
 from inbox_outbox_base.tables.inbox import REVISION
@@ -161,6 +161,21 @@ def test_a_handler_runs_once(django: Any, database: Database) -> None:
     with transaction.atomic(), pytest.raises(RuntimeError, match="durable"):
         bill("2")
     assert orders() == ["1"]
+
+
+@postgresql
+def test_a_lost_connection_counts_against_no_message(django: Any, database: Database) -> None:
+    """Django wraps the driver's error. The message is delivered again."""
+
+    @handler(Inbox("billing"), key=lambda order: order)
+    def bill(order: str) -> None:
+        with django.cursor() as cursor:
+            cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+
+    (decision,) = Listener(max_attempts=1, failures=lambda _: 0).decide(["1"], bill)
+    assert decision.action is Action.RETRY
+    assert decision.outcome is not None
+    assert not decision.outcome.is_failure
 
 
 @both
