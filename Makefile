@@ -6,6 +6,7 @@
 #   make check     style, types and import direction alone
 #   make test-all  every test on every server, including the long ones
 #   make frameworks  the tests with Celery, FastStream and others, in an environment beside it; a part of test-all
+#   make types     the types of the public names, as mypy and pyright see them; a part of test-all
 #   make docs      the documentation as a site, in build/site
 #   make matrix    what works on which engine and layout (docs/check.md), with Debian's further servers
 #   make compare   other ways to handle a message once, and ours, under the same faults (docs/compare.md)
@@ -17,7 +18,7 @@ ARGS ?=
 # are enough for six.
 WORKERS ?= 6
 
-.PHONY: demo test test-all check docs collected tests tests-all matrix benchmark benchmark-brokers benchmark-outbox benchmark-spark benchmark-status clean compare frameworks release
+.PHONY: demo test test-all check docs collected tests tests-all types matrix benchmark benchmark-brokers benchmark-outbox benchmark-spark benchmark-status clean compare frameworks release
 
 demo: $(VENV)/ready
 	$(BIN)/python -m examples.demo $(ARGS)
@@ -28,7 +29,7 @@ test:
 
 test-all:
 	$(MAKE) --jobs 2 check collected
-	$(MAKE) tests-all frameworks
+	$(MAKE) types tests-all frameworks
 
 check: $(VENV)/ready
 	$(BIN)/ruff check .
@@ -54,6 +55,10 @@ tests-all: PYTEST := $(BIN)/python -m pytest
 tests tests-all: $(VENV)/ready
 	$(PYTEST) --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS) || \
 	$(PYTEST) --last-failed --last-failed-no-failures none --maxfail 1 $(ARGS)
+
+types: $(VENV)/ready
+	$(BIN)/python -m pip install --quiet --group types
+	$(BIN)/python -m pytest tests/typing $(ARGS)
 
 # MySQL comes from the environment or Docker, as for the other tests.
 FURTHER := postgresql mariadb-server galera-4 rsync

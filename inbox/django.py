@@ -21,6 +21,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from inbox import migration
 from inbox._exactly_once.inbox import Inbox
+from inbox._listening.json_types import JsonResult
 from inbox._listening.outcome import Outcome
 from inbox_outbox_base.checks.keys import Key
 from inbox_outbox_base.errors.inbox import TransactionAborted, UnsupportedDatabase, UnusableConnection
@@ -70,7 +71,7 @@ def handler(
     payload: Callable[[Any], Any] | None = None,
     message_time: Callable[[Any], datetime] | None = None,
     using: str = "default",
-) -> Callable[[Callable[[M], Any]], Callable[[M], Outcome]]:
+) -> Callable[[Callable[[M], JsonResult]], Callable[[M], Outcome]]:
     """Decorate `body(message)`: it runs once per key, inside `transaction.atomic(durable=True)`, and what it
     writes with the ORM commits together with the message's row.
 
@@ -92,7 +93,7 @@ def handler(
         RuntimeError: Django's, if it is called inside another `atomic` block.
     """
 
-    def decorate(body: Callable[[M], Any]) -> Callable[[M], Outcome]:
+    def decorate(body: Callable[[M], JsonResult]) -> Callable[[M], Outcome]:
         def run(_: object, message: M) -> Any:
             return body(message)
 

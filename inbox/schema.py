@@ -42,8 +42,8 @@ __all__ = [
 if TYPE_CHECKING:
     metadata: MetaData
     """All tables in the connection's default schema."""
+else:  # a type checker would take any name for one of these
 
-
-def __getattr__(name: str) -> MetaData:
-    """`metadata` is made on first use: not every application that takes messages needs all tables."""
-    return _tables.__getattr__(name)
+    def __getattr__(name: str) -> MetaData:
+        """`metadata` is made on first use: not every application that takes messages needs all tables."""
+        return _tables.__getattr__(name)

@@ -22,8 +22,8 @@ def tables(schema: str | None = None) -> OutboxTables:
 if TYPE_CHECKING:
     metadata: MetaData
     """All tables in the connection's default schema."""
+else:  # a type checker would take any name for one of these
 
-
-def __getattr__(name: str) -> MetaData:
-    """Build `metadata` on first access."""
-    return _tables.__getattr__(name)
+    def __getattr__(name: str) -> MetaData:
+        """Build `metadata` on first access."""
+        return _tables.__getattr__(name)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from datetime import datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 
 from inbox._listening.async_listener import AsyncListener
 from inbox._listening.counting import leaves_transaction
+from inbox._listening.json_types import JsonResult
 from inbox._listening.listener_factory import Listens
 from inbox._listening.outcome import Outcome
 from inbox._operating.purge import Purged, purge
@@ -35,22 +36,22 @@ from inbox_outbox_base.words.incoming import Verdict
 
 from .answering import answer, answer_many
 from .base import ATTEMPTS, Consumer, checked_time
+from .decorators import AsyncHandlerDecorator
 from .taken import Taken, take
 from .transaction import Transaction
 from .work import Work, begins_body, handle_of
 
 if TYPE_CHECKING:  # at run time imported at first use, because the import needs greenlet
-    from sqlalchemy.ext.asyncio import (
-        AsyncConnection,
-        AsyncEngine,
-        AsyncSession,
-        async_scoped_session,
-        async_sessionmaker,
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_scoped_session
+
+    from inbox_outbox_base.transactions.sources import (
+        AS,
+        AsyncEngineSource,
+        AsyncSessionSource,
+        AsyncSource,
     )
 
-    AsyncHandle = AsyncConnection | AsyncSession | async_scoped_session[AsyncSession]
-    _Known = AsyncEngine | async_sessionmaker[AsyncSession] | async_scoped_session[AsyncSession]
-    AsyncSource = _Known | Callable[[], _Known]
+    AsyncHandle = AsyncConnection | AsyncSession | async_scoped_session[Any]
 
 M = TypeVar("M")
 T = TypeVar("T")
@@ -125,6 +126,36 @@ class AsyncInbox(Consumer, Listens[AsyncListener]):
 
         return self._on(connection, bind_arguments, f"accept_many of {len(messages.keys):,} keys", work)
 
+    @overload
+    def transaction(
+        self,
+        source: AsyncEngineSource,
+        key: Key,
+        payload: Any = None,
+        *,
+        message_time: datetime | None = None,
+        bind_arguments: BindArguments | None = None,
+    ) -> AbstractAsyncContextManager[Work[AsyncConnection, None]]: ...
+    @overload
+    def transaction(
+        self,
+        source: AsyncSessionSource[AS],
+        key: Key,
+        payload: Any = None,
+        *,
+        message_time: datetime | None = None,
+        bind_arguments: BindArguments | None = None,
+    ) -> AbstractAsyncContextManager[Work[AsyncConnection, AS]]: ...
+    @overload
+    def transaction(
+        self,
+        source: AsyncSource,
+        key: Key,
+        payload: Any = None,
+        *,
+        message_time: datetime | None = None,
+        bind_arguments: BindArguments | None = None,
+    ) -> AbstractAsyncContextManager[Work[AsyncConnection, Any]]: ...
     @asynccontextmanager
     async def transaction(
         self,
@@ -134,7 +165,7 @@ class AsyncInbox(Consumer, Listens[AsyncListener]):
         *,
         message_time: datetime | None = None,
         bind_arguments: BindArguments | None = None,
-    ) -> AsyncIterator[Work[AsyncConnection, AsyncSession]]:
+    ) -> AsyncIterator[Work[AsyncConnection, Any]]:
         """Begin a transaction, take the message, run the block, commit: all of it or nothing."""
         from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -162,6 +193,29 @@ class AsyncInbox(Consumer, Listens[AsyncListener]):
             if self.hooks:
                 transaction.tell(self.hooks)
 
+    @overload
+    def handler(
+        self,
+        source: AsyncEngineSource,
+        *,
+        key: Callable[[Any], Key],
+        payload: Callable[[Any], Any] | None = None,
+        message_time: Callable[[Any], datetime] | None = None,
+        bind_arguments: BindArguments | None = None,
+        attempts: int = ATTEMPTS,
+    ) -> AsyncHandlerDecorator[AsyncConnection]: ...
+    @overload
+    def handler(
+        self,
+        source: AsyncSessionSource[AS],
+        *,
+        key: Callable[[Any], Key],
+        payload: Callable[[Any], Any] | None = None,
+        message_time: Callable[[Any], datetime] | None = None,
+        bind_arguments: BindArguments | None = None,
+        attempts: int = ATTEMPTS,
+    ) -> AsyncHandlerDecorator[AS]: ...
+    @overload
     def handler(
         self,
         source: AsyncSource,
@@ -171,12 +225,24 @@ class AsyncInbox(Consumer, Listens[AsyncListener]):
         message_time: Callable[[Any], datetime] | None = None,
         bind_arguments: BindArguments | None = None,
         attempts: int = ATTEMPTS,
-    ) -> Callable[[Callable[[Any, M], Awaitable[Any]]], Callable[[M], Awaitable[Outcome]]]:
+    ) -> AsyncHandlerDecorator[Any]: ...
+    def handler(
+        self,
+        source: AsyncSource,
+        *,
+        key: Callable[[Any], Key],
+        payload: Callable[[Any], Any] | None = None,
+        message_time: Callable[[Any], datetime] | None = None,
+        bind_arguments: BindArguments | None = None,
+        attempts: int = ATTEMPTS,
+    ) -> AsyncHandlerDecorator[Any]:
         """Decorate `async body(connection, message)`: it runs once per key, in `transaction`."""
         options.count("attempts", attempts)
         check_source(source, async_kinds())
 
-        def decorate(body: Callable[[Any, M], Awaitable[Any]]) -> Callable[[M], Awaitable[Outcome]]:
+        def decorate(
+            body: Callable[[Any, M], Awaitable[JsonResult]],
+        ) -> Callable[[M], Coroutine[Any, Any, Outcome]]:
             @functools.wraps(body)
             async def handle_message(message: M) -> Outcome:
                 try:

@@ -3,14 +3,15 @@
 import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session, scoped_session
 
 from inbox._listening.counting import leaves_transaction
+from inbox._listening.json_types import JsonResult
 from inbox._listening.listener import Listener
 from inbox._listening.listener_factory import Listens
 from inbox._listening.outcome import Outcome
@@ -23,16 +24,25 @@ from inbox_outbox_base.errors.inbox import InvalidOption
 from inbox_outbox_base.transactions import failed_commit
 from inbox_outbox_base.transactions.durability import looking_at
 from inbox_outbox_base.transactions.session import BindArguments, bind_of, check_no_session, connection_of
-from inbox_outbox_base.transactions.sources import SYNC, Source, check_source, open_source
+from inbox_outbox_base.transactions.sources import (
+    SYNC,
+    EngineSource,
+    S,
+    SessionSource,
+    Source,
+    check_source,
+    open_source,
+)
 from inbox_outbox_base.words.incoming import Verdict
 
 from .answering import answer, answer_many
 from .base import ATTEMPTS, Consumer, checked_time
+from .decorators import HandlerDecorator
 from .taken import Taken, take
 from .work import Work, begins_body, handle_of
 
 M = TypeVar("M")
-Handle = Connection | Session | scoped_session[Session]
+Handle = Connection | Session | scoped_session[Any]
 
 
 class Inbox(Consumer, Listens[Listener]):
@@ -158,6 +168,36 @@ class Inbox(Consumer, Listens[Listener]):
         given = self._on(connection, bind_arguments)
         return answer_many(given, self.tables, self.consumer, messages, self._terms)
 
+    @overload
+    def transaction(
+        self,
+        source: EngineSource,
+        key: Key,
+        payload: Any = None,
+        *,
+        message_time: datetime | None = None,
+        bind_arguments: BindArguments | None = None,
+    ) -> AbstractContextManager[Work[Connection, None]]: ...
+    @overload
+    def transaction(
+        self,
+        source: SessionSource[S],
+        key: Key,
+        payload: Any = None,
+        *,
+        message_time: datetime | None = None,
+        bind_arguments: BindArguments | None = None,
+    ) -> AbstractContextManager[Work[Connection, S]]: ...
+    @overload
+    def transaction(
+        self,
+        source: Source,
+        key: Key,
+        payload: Any = None,
+        *,
+        message_time: datetime | None = None,
+        bind_arguments: BindArguments | None = None,
+    ) -> AbstractContextManager[Work[Connection, Any]]: ...
     @contextmanager
     def transaction(
         self,
@@ -167,7 +207,7 @@ class Inbox(Consumer, Listens[Listener]):
         *,
         message_time: datetime | None = None,
         bind_arguments: BindArguments | None = None,
-    ) -> Iterator[Work[Connection, Session]]:
+    ) -> Iterator[Work[Connection, Any]]:
         """Begin a transaction, take the message, run the block, commit: all of it or nothing.
 
         The block runs for a new message and for a duplicate; look at `work.is_new`. When it ends normally,
@@ -214,6 +254,29 @@ class Inbox(Consumer, Listens[Listener]):
             if self.hooks:
                 transaction.tell(self.hooks)
 
+    @overload
+    def handler(
+        self,
+        source: EngineSource,
+        *,
+        key: Callable[[Any], Key],
+        payload: Callable[[Any], Any] | None = None,
+        message_time: Callable[[Any], datetime] | None = None,
+        bind_arguments: BindArguments | None = None,
+        attempts: int = ATTEMPTS,
+    ) -> HandlerDecorator[Connection]: ...
+    @overload
+    def handler(
+        self,
+        source: SessionSource[S],
+        *,
+        key: Callable[[Any], Key],
+        payload: Callable[[Any], Any] | None = None,
+        message_time: Callable[[Any], datetime] | None = None,
+        bind_arguments: BindArguments | None = None,
+        attempts: int = ATTEMPTS,
+    ) -> HandlerDecorator[S]: ...
+    @overload
     def handler(
         self,
         source: Source,
@@ -223,7 +286,17 @@ class Inbox(Consumer, Listens[Listener]):
         message_time: Callable[[Any], datetime] | None = None,
         bind_arguments: BindArguments | None = None,
         attempts: int = ATTEMPTS,
-    ) -> Callable[[Callable[[Any, M], Any]], Callable[[M], Outcome]]:
+    ) -> HandlerDecorator[Any]: ...
+    def handler(
+        self,
+        source: Source,
+        *,
+        key: Callable[[Any], Key],
+        payload: Callable[[Any], Any] | None = None,
+        message_time: Callable[[Any], datetime] | None = None,
+        bind_arguments: BindArguments | None = None,
+        attempts: int = ATTEMPTS,
+    ) -> HandlerDecorator[Any]:
         """Decorate `body(connection, message)`: it runs once per key, in `transaction`.
 
         With a sessionmaker or a scoped_session the body gets the Session instead. The body's return value
@@ -243,7 +316,7 @@ class Inbox(Consumer, Listens[Listener]):
         options.count("attempts", attempts)
         check_source(source, SYNC)
 
-        def decorate(body: Callable[[Any, M], Any]) -> Callable[[M], Outcome]:
+        def decorate(body: Callable[[Any, M], JsonResult]) -> Callable[[M], Outcome]:
             @functools.wraps(body)
             def handle_message(message: M) -> Outcome:
                 try:

@@ -13,14 +13,14 @@ S = TypeVar("S")
 
 
 class Work(Generic[C, S]):
-    """One message inside its transaction."""
+    """One message inside its transaction, on a connection (C) and, unless S is None, in a session (S)."""
 
     __slots__ = ("_session", "_transaction", "connection")
 
     def __init__(self, transaction: Transaction, connection: C, session: S | None) -> None:
         self._transaction = transaction
         self._session = session
-        self.connection = connection
+        self.connection: C = connection
         """The connection that the transaction is on; do not commit or roll it back."""
 
     def __repr__(self) -> str:

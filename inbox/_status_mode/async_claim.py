@@ -5,13 +5,14 @@ The synchronous core does all writes about a message; it runs inside SQLAlchemy'
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any, overload
 
 from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 from sqlalchemy.util import await_only
 
+from inbox._listening.json_types import J, JsonResult
 from inbox_outbox_base.calls.async_calls import awaited, run
 from inbox_outbox_base.errors.blame import OWN
 from inbox_outbox_base.transactions.connect import reaching
@@ -22,16 +23,14 @@ from .hold import OnUnknown
 from .transact import sql_store, transact
 
 if TYPE_CHECKING:  # at run time imported at first use, because the import needs greenlet
-    from sqlalchemy.ext.asyncio import (
-        AsyncConnection,
-        AsyncEngine,
-        AsyncSession,
-        async_scoped_session,
-        async_sessionmaker,
-    )
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
-    _Known = AsyncEngine | async_sessionmaker[AsyncSession] | async_scoped_session[AsyncSession]
-    AsyncSource = _Known | Callable[[], _Known]
+    from inbox_outbox_base.transactions.sources import (
+        AS,
+        AsyncEngineSource,
+        AsyncSessionSource,
+        AsyncSource,
+    )
 
 
 class AsyncClaim(ClaimBase):
@@ -47,8 +46,35 @@ class AsyncClaim(ClaimBase):
         """Renew the lease immediately. Raises as `Claim.heartbeat` does."""
         await run(self._held.renew)
 
+    @overload
     def step(
-        self, name: str, body: Callable[[], Any], *, undo: Undo | None = None, on_unknown: OnUnknown = "retry"
+        self,
+        name: str,
+        body: Callable[[], Awaitable[J]],
+        *,
+        undo: Undo | None = None,
+        on_unknown: OnUnknown = "retry",
+    ) -> Coroutine[Any, Any, J]: ...
+    @overload
+    def step(
+        self, name: str, body: Callable[[], J], *, undo: Undo | None = None, on_unknown: OnUnknown = "retry"
+    ) -> Coroutine[Any, Any, J]: ...
+    @overload
+    def step(
+        self,
+        name: str,
+        body: Callable[[], JsonResult | Awaitable[JsonResult]],
+        *,
+        undo: Undo | None = None,
+        on_unknown: OnUnknown = "retry",
+    ) -> Coroutine[Any, Any, Any]: ...
+    def step(
+        self,
+        name: str,
+        body: Callable[[], JsonResult | Awaitable[JsonResult]],
+        *,
+        undo: Undo | None = None,
+        on_unknown: OnUnknown = "retry",
     ) -> Coroutine[Any, Any, Any]:
         """Run a step; if an earlier attempt finished it, return its recorded result.
 
@@ -64,10 +90,46 @@ class AsyncClaim(ClaimBase):
         self._unawaited.append(name)
         return step()
 
+    @overload
     def transact(
         self,
         name: str,
-        body: Callable[[Any], Any],
+        body: Callable[[AsyncConnection], Awaitable[J]],
+        *,
+        source: AsyncEngineSource | None = None,
+        undo: Undo | None = None,
+    ) -> Coroutine[Any, Any, J]: ...
+    @overload
+    def transact(
+        self,
+        name: str,
+        body: Callable[[AS], Awaitable[J]],
+        *,
+        source: AsyncSessionSource[AS],
+        undo: Undo | None = None,
+    ) -> Coroutine[Any, Any, J]: ...
+    @overload
+    def transact(
+        self,
+        name: str,
+        body: Callable[[AsyncConnection], JsonResult | Awaitable[JsonResult]],
+        *,
+        source: AsyncEngineSource | None = None,
+        undo: Undo | None = None,
+    ) -> Coroutine[Any, Any, Any]: ...
+    @overload
+    def transact(
+        self,
+        name: str,
+        body: Callable[[AS], JsonResult | Awaitable[JsonResult]],
+        *,
+        source: AsyncSessionSource[AS],
+        undo: Undo | None = None,
+    ) -> Coroutine[Any, Any, Any]: ...
+    def transact(
+        self,
+        name: str,
+        body: Callable[[Any], JsonResult | Awaitable[JsonResult]],
         *,
         source: AsyncSource | None = None,
         undo: Undo | None = None,

@@ -6,9 +6,10 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from inbox._listening.async_listener import AsyncListener
+from inbox._listening.json_types import JsonResult
 from inbox._listening.listener_factory import Listens
 from inbox._listening.outcome import Outcome
 from inbox_outbox_base.calls.async_calls import begin, checkpoint, run, uninterrupted
@@ -21,6 +22,7 @@ from .async_claim import AsyncClaim
 from .async_heartbeat import Heartbeat, LoopHeartbeats
 from .base import StatusConsumer
 from .claim_base import end_claim, outcome_of, raise_rest
+from .handlers import AsyncStatusHandler
 from .hold import Hold
 
 M = TypeVar("M")
@@ -115,13 +117,13 @@ class AsyncStatusInbox(StatusConsumer, Listens[AsyncListener]):
         payload: Callable[[Any], Any] | None = None,
         message_id: Callable[[Any], str] | None = None,
         message_time: Callable[[Any], datetime] | None = None,
-    ) -> Callable[[Callable[[AsyncClaim, M], Awaitable[Any]]], Callable[[M], Awaitable[Outcome]]]:
+    ) -> Callable[[Callable[[AsyncClaim, M], Awaitable[JsonResult]]], AsyncStatusHandler[M]]:
         """Decorate `async body(claim, message)`: it runs in `claim`, once unless it fails.
 
         As for `StatusInbox.handler`, the decorated function has an `outcome(message)`, to be awaited.
         """
 
-        def decorate(body: Callable[[AsyncClaim, M], Awaitable[Any]]) -> Callable[[M], Awaitable[Outcome]]:
+        def decorate(body: Callable[[AsyncClaim, M], Awaitable[JsonResult]]) -> AsyncStatusHandler[M]:
             async def run(message: M) -> tuple[AsyncClaim | None, Outcome]:
                 claim: AsyncClaim | None = None
                 try:
@@ -155,7 +157,7 @@ class AsyncStatusInbox(StatusConsumer, Listens[AsyncListener]):
             handle_message.outcome = outcome  # type: ignore[attr-defined]
             handle_message.prepare = self.store.prepare  # type: ignore[attr-defined]
             handle_message.counts = self._counting()  # type: ignore[attr-defined]
-            return handle_message
+            return cast("AsyncStatusHandler[M]", handle_message)
 
         return decorate
 

@@ -1,9 +1,12 @@
 """The object that a synchronous handler of status-table mode works with."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, overload
 
-from inbox_outbox_base.transactions.sources import Source
+from sqlalchemy import Connection
+
+from inbox._listening.json_types import J, JsonResult
+from inbox_outbox_base.transactions.sources import EngineSource, S, SessionSource, Source
 
 from .claim_base import ClaimBase, Undo
 from .hold import OnUnknown
@@ -28,8 +31,26 @@ class Claim(ClaimBase):
         """
         self._held.renew()
 
+    @overload
     def step(
-        self, name: str, body: Callable[[], Any], *, undo: Undo | None = None, on_unknown: OnUnknown = "retry"
+        self, name: str, body: Callable[[], J], *, undo: Undo | None = None, on_unknown: OnUnknown = "retry"
+    ) -> J: ...
+    @overload
+    def step(
+        self,
+        name: str,
+        body: Callable[[], JsonResult],
+        *,
+        undo: Undo | None = None,
+        on_unknown: OnUnknown = "retry",
+    ) -> Any: ...
+    def step(
+        self,
+        name: str,
+        body: Callable[[], JsonResult],
+        *,
+        undo: Undo | None = None,
+        on_unknown: OnUnknown = "retry",
     ) -> Any:
         """Run a step; if an earlier attempt finished it, return its recorded result.
 
@@ -39,7 +60,8 @@ class Claim(ClaimBase):
 
         Args:
             name: 1 to 255 characters, unique in an attempt.
-            body: returns a JSON value; every attempt gets it as JSON reads it back.
+            body: returns a JSON value; every attempt gets it as JSON reads it back. So type checkers know the
+                type of the step's result, too, if it is one of JSON's.
             undo: called with that value if the handler gives up for good, and called again if the end of the
                 first call was not recorded.
             on_unknown: "retry" (one write per step) or "halt" (two).
@@ -51,8 +73,44 @@ class Claim(ClaimBase):
         """
         return self._step(name, body, undo, on_unknown)
 
+    @overload
     def transact(
-        self, name: str, body: Callable[[Any], Any], *, source: Source | None = None, undo: Undo | None = None
+        self,
+        name: str,
+        body: Callable[[Connection], J],
+        *,
+        source: EngineSource | None = None,
+        undo: Undo | None = None,
+    ) -> J: ...
+    @overload
+    def transact(
+        self, name: str, body: Callable[[S], J], *, source: SessionSource[S], undo: Undo | None = None
+    ) -> J: ...
+    @overload
+    def transact(
+        self,
+        name: str,
+        body: Callable[[Connection], JsonResult],
+        *,
+        source: EngineSource | None = None,
+        undo: Undo | None = None,
+    ) -> Any: ...
+    @overload
+    def transact(
+        self,
+        name: str,
+        body: Callable[[S], JsonResult],
+        *,
+        source: SessionSource[S],
+        undo: Undo | None = None,
+    ) -> Any: ...
+    def transact(
+        self,
+        name: str,
+        body: Callable[[Any], JsonResult],
+        *,
+        source: Source | None = None,
+        undo: Undo | None = None,
     ) -> Any:
         """A step whose writes and record commit in one transaction, so that it happens exactly once.
 

@@ -5,8 +5,9 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
+from inbox._listening.json_types import JsonResult
 from inbox._listening.listener import Listener
 from inbox._listening.listener_factory import Listens
 from inbox._listening.outcome import Outcome
@@ -17,6 +18,7 @@ from inbox_outbox_base.errors.blame import OWN
 from .base import StatusConsumer
 from .claim import Claim
 from .claim_base import end_claim, outcome_of, raise_rest
+from .handlers import StatusHandler
 from .heartbeats import Heartbeats
 from .hold import Hold
 
@@ -152,7 +154,7 @@ class StatusInbox(StatusConsumer, Listens[Listener]):
         payload: Callable[[Any], Any] | None = None,
         message_id: Callable[[Any], str] | None = None,
         message_time: Callable[[Any], datetime] | None = None,
-    ) -> Callable[[Callable[[Claim, M], Any]], Callable[[M], Outcome]]:
+    ) -> Callable[[Callable[[Claim, M], JsonResult]], StatusHandler[M]]:
         """Decorate `body(claim, message)`: it runs in `claim`, once unless it fails.
 
         The body's return value (JSON) is stored and is the `Outcome.result` of every duplicate. Its
@@ -168,7 +170,7 @@ class StatusInbox(StatusConsumer, Listens[Listener]):
             message_time: a function of the message.
         """
 
-        def decorate(body: Callable[[Claim, M], Any]) -> Callable[[M], Outcome]:
+        def decorate(body: Callable[[Claim, M], JsonResult]) -> StatusHandler[M]:
             def run(message: M) -> tuple[Claim | None, Outcome]:
                 claim: Claim | None = None
                 try:
@@ -199,6 +201,6 @@ class StatusInbox(StatusConsumer, Listens[Listener]):
             handle_message.outcome = lambda message: run(message)[1]  # type: ignore[attr-defined]
             handle_message.prepare = self.store.prepare  # type: ignore[attr-defined]
             handle_message.counts = self._counting()  # type: ignore[attr-defined]
-            return handle_message
+            return cast("StatusHandler[M]", handle_message)
 
         return decorate

@@ -4,9 +4,11 @@ import inspect
 import threading
 from collections.abc import Awaitable, Callable
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from ._lines import line_of
+
+T = TypeVar("T")
 
 
 class _Channel:
@@ -44,6 +46,12 @@ def point(name: str) -> None:
         _channel.tell("point", name, line_of(inspect.currentframe()))
 
 
+@overload
+def effect(name: str, *, key: str | None = None) -> None: ...
+@overload
+def effect(
+    name: str, call: Callable[..., T], *arguments: Any, key: str | None = None, **options: Any
+) -> T: ...
 def effect(
     name: str,
     call: Callable[..., Any] | None = None,

@@ -49,11 +49,13 @@ _PLACES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    """Imported on first use: pytest loads the plugin of this package in every run."""
-    from importlib import import_module
+if not TYPE_CHECKING:  # which would take any name for one of these
 
-    for module, names in _PLACES.items():
-        if name in names:
-            return getattr(import_module(f"{__name__}.{module}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        """Imported on first use: pytest loads the plugin of this package in every run."""
+        from importlib import import_module
+
+        for module, names in _PLACES.items():
+            if name in names:
+                return getattr(import_module(f"{__name__}.{module}"), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,6 +10,7 @@ from inbox import Delivery
 from outbox import Envelope
 from outbox._publishing.serializer import serialize
 
+M = TypeVar("M")
 T = TypeVar("T")
 
 
@@ -79,7 +80,7 @@ def envelope(
 
 
 def deliver_twice(
-    handler: Callable[[Any], T], message: Any, *, between: Callable[[], object] | None = None
+    handler: Callable[[M], T], message: M, *, between: Callable[[], object] | None = None
 ) -> tuple[T, T]:
     """Deliver a message, and deliver it again, as a broker does whose acknowledgement was lost. It is also
     what is left of a crash after the COMMIT.

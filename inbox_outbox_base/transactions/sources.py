@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
@@ -15,8 +15,23 @@ from inbox_outbox_base.errors.inbox import InvalidOption, UnusableConnection
 
 from .connect import connected, reaching, root
 
-_Known = Engine | sessionmaker[Session] | scoped_session[Session]
-Source = _Known | Callable[[], _Known]
+if TYPE_CHECKING:  # without greenlet the import fails
+    from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_scoped_session, async_sessionmaker
+
+    AS = TypeVar("AS", bound=AsyncSession)
+    AsyncEngineSource = AsyncEngine | Callable[[], AsyncEngine]
+    _AsyncMaker = async_sessionmaker[AS] | async_scoped_session[AS]
+    AsyncSessionSource = _AsyncMaker[AS] | Callable[[], _AsyncMaker[AS]]
+    AsyncSource = AsyncEngine | _AsyncMaker[Any] | Callable[[], AsyncEngine | _AsyncMaker[Any]]
+
+S = TypeVar("S", bound=Session)
+EngineSource = Engine | Callable[[], Engine]
+"""What makes Connections."""
+_Maker = sessionmaker[S] | scoped_session[S]
+SessionSource = _Maker[S] | Callable[[], _Maker[S]]
+"""What makes Sessions."""
+Source = Engine | _Maker[Any] | Callable[[], Engine | _Maker[Any]]
+"""What makes either."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Delivery without a broker: the relay runs the handlers itself."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from inspect import isawaitable
 from typing import Any, Generic, TypeVar
@@ -25,7 +25,8 @@ from inbox_outbox_base.words.outgoing import (
 )
 from inbox_outbox_base.words.redelivered import as_first
 
-Handlers = Mapping[str, Callable[[Envelope], Any] | Callable[[Delivery], Any]]
+H = TypeVar("H")
+Handlers = Mapping[str, Callable[[Envelope], H] | Callable[[Delivery], H]]
 
 _GRACE = timedelta(days=30)
 """How long to wait for running handlers: some systems cannot wait much longer."""
@@ -36,13 +37,13 @@ _MOST_FAILING = 100_000
 L = TypeVar("L", Listener, AsyncListener)
 
 
-class _Delivery(Generic[L]):
+class _Delivery(Generic[L, H]):
     """Picks the handler of a message, and turns its verdict into an outcome for the relay."""
 
     _listens: type[L]
     _is_async: bool
 
-    def __init__(self, handlers: Handlers, *, concurrency: int = 1, max_attempts: int = 16) -> None:
+    def __init__(self, handlers: Handlers[H], *, concurrency: int = 1, max_attempts: int = 16) -> None:
         if not isinstance(handlers, Mapping) or not handlers:
             raise InvalidOption(f"handlers={handlers!r:.80}: expected a mapping of topics to handlers")
         self._handlers = {
@@ -127,7 +128,7 @@ class _Delivery(Generic[L]):
         return [message for message in batch if message.topic in self._handlers]
 
 
-class DirectDelivery(_Delivery[Listener]):
+class DirectDelivery(_Delivery[Listener, InboxOutcome]):
     """A `Publisher` that passes each message to a handler in this process: an outbox and an inbox without a
     broker.
 
@@ -162,7 +163,7 @@ class DirectDelivery(_Delivery[Listener]):
         return _outcome(message, self._handlers[message.topic](as_first(message)))
 
 
-class AsyncDirectDelivery(_Delivery[AsyncListener]):
+class AsyncDirectDelivery(_Delivery[AsyncListener, Awaitable[InboxOutcome]]):
     """`DirectDelivery` for an `AsyncRelay`: handlers are decorated by asynchronous inboxes and run as
     tasks."""
 

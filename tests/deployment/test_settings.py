@@ -443,7 +443,7 @@ def test_a_listener_that_sets_for_one_transaction(postgres: Database, setting: s
             pytest.fail("begun")
     with StatusInbox("orders", store=plain).claim("a") as claim:
         with refused:
-            claim.transact("write", pytest.fail, source=engine)
+            claim.transact("write", lambda _: pytest.fail("begun"), source=engine)
         with refused, StatusInbox("orders", store=SqlStore(engine)).claim("b"):
             pytest.fail("claimed")
     with pytest.raises(OutboxUnusableConnection, match="SET LOCAL"):

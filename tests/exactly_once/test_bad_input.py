@@ -284,7 +284,7 @@ def test_an_invalid_engine_is_refused(secret_engine: Engine) -> None:
     for source in (ADDRESS, secret_engine.url, None, create_async_engine(ADDRESS), Session(secret_engine)):
         with (
             pytest.raises(InvalidOption, match=r"source.*expected an Engine, sessionmaker or") as caught,
-            INBOX.transaction(source, "a"),  # type: ignore[arg-type]
+            INBOX.transaction(source, "a"),  # type: ignore[call-overload]
         ):
             pytest.fail("ran")
         assert SECRET not in str(caught.value)

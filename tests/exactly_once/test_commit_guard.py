@@ -245,7 +245,7 @@ def test_a_body_that_ends_the_transaction(
     assert accounts.total(engine) == 1 + more
 
 
-def deliver_step(source: "Engine | sessionmaker[Session]", body: Callable[[Any], object]) -> Verdict:
+def deliver_step(source: "Engine | sessionmaker[Session]", body: Callable[[Any], Any]) -> Verdict:
     """Deliver a message once as a step of status-table mode."""
     engine = source if isinstance(source, Engine) else source.kw["bind"]
     with StatusInbox("calls", store=SqlStore(engine)).claim(KEY) as claim:

@@ -229,7 +229,7 @@ async def test_status_mode_asynchronously(place: Place) -> None:
         with pytest.raises(MessageDead):
             async with inbox.claim("dead"):
                 never()
-        assert (await handle.outcome("dead")).verdict is Verdict.DEAD  # type: ignore[attr-defined]
+        assert (await handle.outcome("dead")).verdict is Verdict.DEAD
 
 
 @each_listener

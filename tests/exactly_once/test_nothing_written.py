@@ -3,6 +3,7 @@ They are watched like all others, from the body's first statement on."""
 
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
+from typing import Any
 
 import pytest
 from sqlalchemy import Connection, Engine, text
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.mysql
 
 KEY = "transfer-1"
 INBOX = Inbox("bookkeeping")
-Body = Callable[[Connection], object]
+Body = Callable[[Connection], Any]
 
 
 @pytest.fixture

@@ -161,7 +161,7 @@ def test_an_invalid_source_is_refused_at_the_decorator(postgres: Database) -> No
                 inbox.handler(source, key=str)  # type: ignore[arg-type]
             assert "swordfish" not in str(caught.value)
     with pytest.raises(InvalidOption, match="source=None"):
-        INBOX.handler(None, key=str)  # type: ignore[arg-type]
+        INBOX.handler(None, key=str)  # type: ignore[call-overload]
     bill = INBOX.handler(functools.partial(create_async_engine, address), key=str)(lambda *_: None)  # type: ignore[arg-type]
     with pytest.raises(UnusableConnection, match="returned AsyncEngine, expected an Engine") as refusal:
         bill("a")
@@ -175,7 +175,7 @@ def test_a_step_in_a_transaction_takes_the_same(postgres: Database) -> None:
         for number, source in enumerate(SOURCES.values()):
             claim.transact(f"pay {number}", lambda handle: accounts.add(handle), source=source(engine))
         with pytest.raises(InvalidOption, match="source=str"):
-            claim.transact("pay", lambda handle: None, source="no engine")  # type: ignore[arg-type]
+            claim.transact("pay", lambda handle: None, source="no engine")  # type: ignore[call-overload]
     assert accounts.total(engine) == len(SOURCES)
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import pickle
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from typing import Any
@@ -343,7 +343,7 @@ def test_a_key_that_gives_up(sqlite: Database) -> None:
         raise GiveUp("it has no key")
 
     inbox = StatusInbox("orders", store=SqlStore(sqlite.engine()))
-    handle = inbox.handler(key=key)(lambda claim, message: None)
+    handle: Callable[[str], Outcome] = inbox.handler(key=key)(lambda claim, message: None)
     for each in (handle, lambda message: handle(message)):
         assert Listener().decide(["a"], each)[0].action is Action.DEAD_LETTER
 

@@ -164,7 +164,7 @@ def test_every_kind_of_message_of_status_table_mode(store: Store) -> None:
         if claim.key == "hopeless":
             raise GiveUp("never")
         if claim.key == "strange":
-            claim.step("one", object)
+            claim.step("one", object)  # type: ignore[type-var]
 
     batch = [("good", "1"), ("good", "1"), ("good", "2")]
     batch += [(key, "") for key in ("running", "halted", "failing", "hopeless", "strange", "", "last")]

@@ -6,7 +6,7 @@ import functools
 import gc
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from contextvars import copy_context
@@ -278,7 +278,7 @@ def test_a_claim_without_a_record(sqlite: Database) -> None:
         with inbox.claim(None):
             raise InvalidOption("a failed attempt, as inside any claim")
 
-    by_inbox = inbox.handler(key=lambda _: None)(lambda claim, message: fail())
+    by_inbox: Callable[[str], Outcome] = inbox.handler(key=lambda _: None)(lambda claim, message: fail())
     for handler in (claimed, around_another, invalid, by_inbox):
         assert_delivered_again(inbox.listener().decide(["a"], handler)[0], is_failure=True)
 

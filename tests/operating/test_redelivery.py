@@ -55,7 +55,7 @@ class Handling:
     def kill(self, *messages: Delivery | Envelope) -> None:
         """Let these die."""
         for message in messages:
-            assert self.handle.outcome(message).error is not None  # type: ignore[attr-defined]
+            assert self.handle.outcome(message).error is not None
 
 
 def delivery(id: str = "a", **parts: Any) -> Delivery:  # noqa: A002 - what it is

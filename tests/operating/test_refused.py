@@ -261,7 +261,7 @@ def test_what_has_no_key(engine: Engine) -> None:
     def taking(*_: object) -> None: ...
 
     lost: Any = operator.itemgetter("order")  # of a Delivery
-    handlers = [
+    handlers: list[Callable[[Delivery], Outcome]] = [
         mine.handler(engine, key=lost)(taking),
         mine.handler(engine, key=lambda _: None)(taking),  # type: ignore[arg-type, return-value]
         mine.handler(engine, key=lambda m: m.key, payload=lost)(taking),
@@ -275,8 +275,9 @@ def test_what_has_no_key(engine: Engine) -> None:
     def inside(_: object, message: Delivery) -> None:
         handlers[0](message)
 
-    for around in (Inbox("around").handler(engine, key=lambda m: m.key), others.handler(key=lambda m: m.key)):
-        assert decide(around(inside), sent) == ["dead_letter"]
+    arounds = Inbox("around").handler(engine, key=lambda m: m.key), others.handler(key=lambda m: m.key)
+    for handler in (arounds[0](inside), arounds[1](inside)):
+        assert decide(handler, sent) == ["dead_letter"]
     recording.flush()
     found = sorted((each.consumer, each.key, each.times, each.kind) for each in inbox.refused(engine))
     assert found == [("around", "a", 1, "dead"), ("mine", None, 4, "dead"), ("others", None, 2, "dead")]

@@ -128,11 +128,12 @@ async def test_outcome_of_a_handler(place: Place) -> None:
         async def ship(_: AsyncClaim, message: str) -> None:
             raise Refused(message)
 
-        failed = await ship.outcome("a")  # type: ignore[attr-defined]
+        failed = await ship.outcome("a")
         assert isinstance(failed.error, Refused)
         assert (failed.verdict, failed.result) == (Verdict.NEW, None)
+        assert failed.retry_after is not None
         assert failed.retry_after > 0
-        unclaimed = await ship.outcome("")  # type: ignore[attr-defined]
+        unclaimed = await ship.outcome("")
         assert isinstance(unclaimed.error, InvalidKey)
         assert unclaimed.retry_after is None
 

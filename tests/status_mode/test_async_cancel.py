@@ -127,7 +127,7 @@ async def test_while_a_step_is_recorded(place: Place, monkeypatch: pytest.Monkey
     calls: list[int] = []
 
     async def call(claim: AsyncClaim) -> None:
-        assert await claim.step("call", lambda: calls.append(1)) is None
+        assert await claim.step("call", lambda: calls.append(1)) is None  # type: ignore[func-returns-value]
 
     async with inbox_at(place) as inbox:
         gate = Gate(monkeypatch, inbox, "write")

@@ -189,7 +189,7 @@ async def test_an_invalid_source(sqlite: Database) -> None:
     """A synchronous engine is rejected as a source."""
     async with inbox_on(sqlite) as (inbox, _), inbox.claim("a") as claim:
         with pytest.raises(InvalidOption, match="source=Engine: expected an AsyncEngine, async_sess"):
-            await claim.transact("pay", paid, source=sqlite.engine())  # type: ignore[arg-type]
+            await claim.transact("pay", paid, source=sqlite.engine())  # type: ignore[call-overload]
 
 
 @in_loop

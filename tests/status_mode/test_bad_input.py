@@ -148,10 +148,10 @@ BAD_STEPS: dict[str, tuple[str, Callable[[Claim], Any]]] = {
     "long name": (r"^step='x", lambda claim: claim.step("x" * 256, lambda: 1)),
     "name with NUL": (r"^step='a\\x00'", lambda claim: claim.step("a\0", lambda: 1)),
     "name with a surrogate": (r"^step='a\\ud800'", lambda claim: claim.step("a\ud800", lambda: 1)),
-    "number as a name": (r"^step=5", lambda claim: claim.step(5, lambda: 1)),  # type: ignore[arg-type]
+    "number as a name": (r"^step=5", lambda claim: claim.step(5, lambda: 1)),  # type: ignore[call-overload]
     "other policy": (
         r"^on_unknown='stop'",
-        lambda claim: claim.step("a", lambda: 1, on_unknown="stop"),  # type: ignore[arg-type]
+        lambda claim: claim.step("a", lambda: 1, on_unknown="stop"),  # type: ignore[call-overload]
     ),
 }
 

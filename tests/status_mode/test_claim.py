@@ -301,7 +301,7 @@ def test_the_decorator_does_the_same(store: Store) -> None:
     assert [handle(1), handle(1)] == [Outcome(Verdict.NEW, 1), Outcome(Verdict.DUPLICATE, 1)]
     with pytest.raises(Failed):
         handle(13)
-    failed = handle.outcome(13)  # type: ignore[attr-defined]
+    failed = handle.outcome(13)
     assert (failed.verdict, type(failed.error)) == (Verdict.DEAD, Failed)
     assert handle(13) == Outcome(Verdict.DEAD)
     assert runs == [1, 1, 2]

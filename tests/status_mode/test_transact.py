@@ -147,7 +147,7 @@ def test_a_body_that_ends_the_transaction_is_an_error(
 def test_an_invalid_result_rolls_back(engine: Engine, inbox: StatusInbox) -> None:
     """A result that JSON cannot represent is an error that names the step, and the writes are rolled back."""
 
-    def body(connection: Any) -> object:
+    def body(connection: Any) -> Any:
         accounts.add(connection)
         return object()
 

@@ -215,7 +215,7 @@ def test_retry_and_deliver(engine: Engine) -> None:
         raise ValueError("no")
 
     for each in ("x", "y"):
-        handle.outcome(Delivery(each, "orders", None, b"1", "text/plain", {}, 1))  # type: ignore[attr-defined]
+        handle.outcome(Delivery(each, "orders", None, b"1", "text/plain", {}, 1))
     with pytest.raises(ValueError, match="no"), orders.claim("unkept", b"1"):
         raise ValueError("no")
     assert "Retry and deliver" not in group_of(Visit(engine, allow=("discard",)), "ValueError: no")

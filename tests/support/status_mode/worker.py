@@ -135,7 +135,7 @@ def compensate(pipe: Connection, place: Place, calls: Path, point: str | None, l
         with suppress(GiveUp), inbox.claim("a") as claim:
             if claim.is_new:
                 for name in ("reserve", "charge", "ship"):
-                    claim.step(name, lambda name=name: name, undo=undo)  # type: ignore[misc]
+                    claim.step(name, lambda name=name: name, undo=undo)
                 raise GiveUp
         pipe.send(claim.verdict)
 
