@@ -12,6 +12,7 @@ from inbox._status_mode.stores import Record, Status, Store
 from inbox_outbox_base.checks import options
 from inbox_outbox_base.checks.keys import Key
 from inbox_outbox_base.errors.inbox import InvalidOption
+from inbox_outbox_base.errors.outbox import WrongState
 from inbox_outbox_base.transactions.recording import Recording
 from inbox_outbox_base.words.deciding import BulkResult
 
@@ -231,7 +232,10 @@ class _BulkDecision:
     def _write(self, records: Sequence[Record], plan: Callable[[Record], Plan]) -> int:
         if self._status is Status.CONSUMING:
             return sum(self._take_away(each, plan) for each in records)
-        return sum(write(self._store, [(each, plan(each)) for each in records], self._note, self._again))
+        try:
+            return sum(write(self._store, [(each, plan(each)) for each in records], self._note, self._again))
+        except WrongState:  # the outbox has one of them, and somebody has just decided about it there
+            return sum(self._write([each], plan) for each in records) if len(records) > 1 else 0
 
     def _take_away(self, record: Record, plan: Callable[[Record], Plan]) -> bool:
         # One after the other: a call that ends in between has taken no other message away from its handler.

@@ -71,6 +71,10 @@ class _Guard:
             self.state.ask_after_error()
         return self.state.is_ended(self.mark)
 
+    def has_begun(self) -> bool:
+        """Whether the transaction was once seen open."""
+        return True
+
     def refuse_ended(self, message: str) -> None:
         if self.is_ended():
             is_certain = self.is_looked_up or not self.is_doubtful
@@ -88,8 +92,11 @@ class _Guard:
 
     def note_error(self, statement: Any, error: DBAPIError) -> None:
         """Called after each statement that failed. A procedure may have committed before the error."""
+        cannot_end = not may_end(statement)
         if self.state.is_undone_by(error):
-            self.is_undone = self.is_undone or self.is_looked_up or not may_end(statement)
+            self.is_undone = self.is_undone or self.is_looked_up or cannot_end
+        elif cannot_end and self.has_begun() and self.state.is_ended():
+            self.is_undone = True  # on SQLite, as if the disk is full
         elif is_unknown(statement, error):
             self.has_lost_savepoint = True
 
@@ -137,6 +144,9 @@ class Later(_Guard):
             # SQLite's driver has the kind of transaction that it begins itself.
             send(connection, f"BEGIN {driver_of(connection).isolation_level or ''}")
         _Guard.check(self, connection, statement)
+
+    def has_begun(self) -> bool:
+        return self.is_begun
 
     def use_driver(self, connection: Connection) -> None:
         self.is_used = True

@@ -106,15 +106,15 @@ def test_a_swallowed_error_after_a_duplicate_is_told_too(postgres: Database) -> 
 
 @on("sqlite")
 def test_a_swallowed_error_that_rolled_back(engine: Engine) -> None:
-    """In SQLite a constraint error can roll back the whole transaction: the next statement raises
-    TransactionEnded instead of beginning another transaction."""
+    """In SQLite a constraint error can roll back the whole transaction, as a full disk does: the next
+    statement raises TransactionAborted instead of beginning another transaction."""
 
     def body(connection: Connection) -> None:
         with suppress(IntegrityError):
             connection.execute(insert(Account).prefix_with("OR ROLLBACK"), [{"name": "cash", "total": 0}])
         accounts.add(connection)
 
-    with pytest.raises(TransactionEnded):
+    with pytest.raises(TransactionAborted):
         deliver(engine, body)
     assert accounts.total(engine) == 0
     assert deliver(engine, accounts.add) is Verdict.NEW
@@ -442,7 +442,9 @@ def test_nobody_can_be_asked_about_the_end(engine: Engine, error: Exception) -> 
     def refuse(*_: Any) -> None:
         if runs and refusals[0]:
             refusals[0] -= 1
-            raise sqlite3.OperationalError("unable to open database file")
+            refusal = sqlite3.OperationalError("database is locked")
+            refusal.sqlite_errorcode = sqlite3.SQLITE_BUSY
+            raise refusal
 
     @INBOX.handler(narrow, key=str)
     def body(connection: Connection, message: str) -> None:

@@ -18,6 +18,7 @@ from inbox.schema import metadata_for
 from inbox_outbox_base.words.redelivered import AGAIN, CREATED_AT, KNOWN_AS
 from outbox import DirectDelivery, Envelope, Message, Outbox
 from outbox._operating.redelivering import RedeliveringOutbox
+from outbox.errors import WrongState
 from tests.support.cli import as_json, in_this_process, succeeded
 from tests.support.database import Database
 from tests.support.on_servers import on
@@ -171,6 +172,26 @@ def test_what_was_delivered_directly(migrated: Database, after_dead: Any) -> Non
     relay(engine, direct, after_dead=after_dead)
     assert waiting(engine) == []
     assert {each.id for each in billing.handled[died:]} == {"a", "b", "c"}
+
+
+@on("sqlite")
+def test_somebody_decides_in_the_outbox_meanwhile(
+    migrated: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bulk decision leaves that message, counts it, and goes on."""
+    billing = Handling(migrated.engine())
+    billing.kill(delivery("a"), delivery("b"))
+    redeliver = RedeliveringOutbox.redeliver
+
+    def meet(box: RedeliveringOutbox, connection: Connection, messages: Any) -> None:
+        if "a" in [first_id for _, first_id, _ in messages]:
+            raise WrongState("message 'a' is pending by now")
+        redeliver(box, connection, messages)
+
+    monkeypatch.setattr(RedeliveringOutbox, "redeliver", meet)
+    result = inbox.retry_all(billing.store, "dead", deliver=True)
+    assert (result, result.changed) == (1, 1)
+    assert [each.key for each in inbox.list_messages(billing.store, status="dead")] == ["a"]
 
 
 @on("sqlite")
