@@ -68,7 +68,10 @@ def reading(options: Mapping[str, str]) -> Reading:
     given = {plain(name): (name, value) for name, value in options.items()}
     for lower, (name, value) in given.items():
         if lower not in _CONNECTION and lower not in _OWN:
-            raise InvalidOption(f"{name}={value!r}: no such option for reading")
+            to_write = "; it is for writing, and a view to insert into lists its columns"
+            raise InvalidOption(
+                f"{name}={value!r}: no such option for reading{to_write if lower == 'dbtable' else ''}"
+            )
     if "url" not in given:
         raise InvalidOption("url: missing; the session's defaults do not apply to reading")
     own = {lower: given[lower][1] for lower in _OWN if lower in given}
