@@ -80,6 +80,7 @@ LONG_FILES = (
     "spark/test_examples",
     "spark/test_ledger",
     "relay/test_run",
+    "deployment/test_rolling",
     "deployment/test_standby",
     "project/test_wheel",
     "web/test_browser",

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
+from inbox.schema import REVISION
 from inbox_outbox._exit import ILL
 from inbox_outbox._installing import installed
 from tests.support.cli import inbox_outbox, succeeded
@@ -22,16 +23,22 @@ def test_nothing_is_wrong(sqlite: Database) -> None:
     assert "nothing is wrong" in succeeded(inbox_outbox("doctor", url=sqlite.url))
 
 
-def test_tables_of_an_older_version(sqlite: Database) -> None:
-    """It says what to do."""
-    with sqlite.engine().begin() as connection:
-        connection.execute(text("UPDATE inbox_outbox_version SET version_num = '0005'"))
-    done = inbox_outbox("doctor", "--json", url=sqlite.url)
-    assert done.returncode == ILL
-    (found,) = json.loads(done.stdout)["complaints"]
-    assert found["about"] == "tables"
-    assert "0005" in found["why"]
-    assert "inbox-outbox migrate" in found["why"]
+def test_tables_of_another_version(sqlite: Database) -> None:
+    """It says what to do; `migrate` leaves tables of a newer version alone."""
+    for revision, todo in (
+        ("0005", "run inbox-outbox migrate"),
+        ("0099", "install the version that made them"),
+    ):
+        with sqlite.engine().begin() as connection:
+            connection.execute(text(f"UPDATE inbox_outbox_version SET version_num = '{revision}'"))
+        done = inbox_outbox("doctor", "--json", url=sqlite.url)
+        assert done.returncode == ILL
+        (found,) = json.loads(done.stdout)["complaints"]
+        assert found == {
+            "about": "tables",
+            "why": f"their revision is {revision}, this version is for {REVISION}: {todo}",
+        }
+    assert "0099, unknown to this version" in inbox_outbox("migrate", url=sqlite.url).stderr
 
 
 def test_a_folder_of_the_same_name(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import venv
@@ -18,6 +17,7 @@ from inbox.schema import REVISION, metadata, tables
 from tests.support.database import Database
 from tests.support.inspection import snapshot
 from tests.support.program import ROOT
+from tests.support.wheels import build_wheel
 
 pytestmark = pytest.mark.long(but_on="postgresql")
 
@@ -68,15 +68,7 @@ class Installed:
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, built from a copy of its sources."""
-    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for name in ("inbox", "inbox_outbox", "inbox_outbox_base", "outbox", "spark", "migrations", "tests"):
-        shutil.copytree(ROOT / name, source / name)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    command = [sys.executable, "-m", "build", "--wheel", "--outdir", str(out), str(source)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return next(out.glob("*.whl"))
+    return build_wheel(tmp_path_factory.mktemp("built"))
 
 
 @pytest.fixture(scope="session")
