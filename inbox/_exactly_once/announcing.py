@@ -131,9 +131,9 @@ def _due(connection: Connection) -> _Announcements | None:
 
 
 def _put(connection: Connection, due: _Announcements) -> _Announcements:
+    if getattr(connection, _DUE, None) is None:
+        layers.put_on(connection, _announcing)
     setattr(connection, _DUE, due)
-    layers.take_off(connection, _announcing)
-    layers.put_on(connection, _announcing)
     return due
 
 
