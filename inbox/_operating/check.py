@@ -78,6 +78,7 @@ class _InboxProbes:
             raise TablesMissing(missing_table(t.message))
         looked = [*self.trials.look(there), *self.trials.look_if_visible(t.decision)]
         looked += self.trials.look_if_visible(t.refused)
+        looked += self.trials.revision(t.version)
         findings = [*looked, *self.trials.settings(), *self._hidden(there)]
         by_table: dict[Table, dict[str, Callable[[], str | None]]] = {
             t.message: {

@@ -13,6 +13,7 @@ from inbox_outbox_base.databases.registry import checking, taking
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import InboxError, InvalidOption, TablesMissing
 from inbox_outbox_base.errors.secrets import reason
+from inbox_outbox_base.tables.inbox import REVISION
 from inbox_outbox_base.words.findings import Finding
 
 from .connect import connected
@@ -127,6 +128,24 @@ class Trials:
         """The same of a table that only operators need: nothing if this role does not see it."""
         found = self.look([table]) if self.is_there(table) else []
         return [each for each in found if each.result != "not tried"]
+
+    def revision(self, version: Table) -> list[Finding]:
+        """Whether the tables are of another revision than this version's; nothing if this role does not see
+        it."""
+        if not self.is_there(version):
+            return []
+        with self.rolled_back() as connection:
+            try:
+                found = connection.scalar(select(version.c.version_num))
+            except DBAPIError as error:
+                if codes.is_denied(error):
+                    return []
+                raise
+        if found in (None, REVISION):
+            return []
+        todo = "run `inbox-outbox migrate`" if found < REVISION else "install the version that made them"
+        why = f"their revision is {found}, this version is for {REVISION}: {todo}"
+        return [Finding("revision of the tables", "said", why)]
 
     def settings(self) -> list[Finding]:
         """What the settings of the server and of its sessions may lose or change."""

@@ -48,9 +48,8 @@ def check(engine: Engine, *, schema: str | None = None) -> CheckReport:
     own = tables(schema)
     database = relaying(usable(engine, InvalidOption).dialect.name, own)
     trials = Trials(at_level(engine, database.own_isolation))
-    probes = _OutboxProbes(
-        trials, database, own, all_tables(schema).decision, Outbox(schema=schema, wake=False)
-    )
+    every_table, outbox = all_tables(schema), Outbox(schema=schema, wake=False)
+    probes = _OutboxProbes(trials, database, own, every_table.decision, every_table.version, outbox)
     return CheckReport(tuple(probes.findings()))
 
 
@@ -60,12 +59,14 @@ class _OutboxProbes:
     database: Relaying
     tables: OutboxTables
     decision: Table
+    version: Table
     outbox: Outbox
 
     def findings(self) -> list[Finding]:
         if not self.trials.is_there(self.tables.message):
             raise TablesMissing(missing_table(self.tables.message))
         looked = [*self.trials.look(every(self.tables)), *self.trials.look_if_visible(self.decision)]
+        looked += self.trials.revision(self.version)
         findings = [*looked, *self.trials.settings(), *self._hidden()]
         findings.append(self.trials.run("the sequence", self._sequence))
         probes: dict[str, Callable[[], str | None]] = {

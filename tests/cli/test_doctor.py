@@ -13,7 +13,7 @@ from sqlalchemy import text
 from inbox.schema import REVISION
 from inbox_outbox._exit import ILL
 from inbox_outbox._installing import installed
-from tests.support.cli import inbox_outbox, succeeded
+from tests.support.cli import as_json, inbox_outbox, succeeded
 from tests.support.database import Database
 from tests.support.program import ROOT
 
@@ -24,9 +24,9 @@ def test_nothing_is_wrong(sqlite: Database) -> None:
 
 
 def test_tables_of_another_version(sqlite: Database) -> None:
-    """It says what to do; `migrate` leaves tables of a newer version alone."""
+    """It says what to do, and so does `check`; `migrate` leaves tables of a newer version alone."""
     for revision, todo in (
-        ("0005", "run inbox-outbox migrate"),
+        ("0005", "run `inbox-outbox migrate`"),
         ("0099", "install the version that made them"),
     ):
         with sqlite.engine().begin() as connection:
@@ -34,10 +34,13 @@ def test_tables_of_another_version(sqlite: Database) -> None:
         done = inbox_outbox("doctor", "--json", url=sqlite.url)
         assert done.returncode == ILL
         (found,) = json.loads(done.stdout)["complaints"]
-        assert found == {
-            "about": "tables",
-            "why": f"their revision is {revision}, this version is for {REVISION}: {todo}",
-        }
+        why = f"their revision is {revision}, this version is for {REVISION}: {todo}"
+        assert found == {"about": "tables", "why": why.replace("`", "")}
+        checked = as_json(inbox_outbox("check", "--json", url=sqlite.url))
+        assert checked["is_safe"]
+        for half in ("inbox", "outbox"):
+            (said,) = (each for each in checked[half] if each["what"] == "revision of the tables")
+            assert (said["result"], said["why"]) == ("said", why)
     assert "0099, unknown to this version" in inbox_outbox("migrate", url=sqlite.url).stderr
 
 
