@@ -218,5 +218,5 @@ async def _awaited(handle: Callable[[object], Outcome], message: object) -> Outc
 
 def test_a_fork_has_threads_of_its_own() -> None:
     """The parent's idle threads do not exist in a child, whose messages run all the same."""
-    done = run([sys.executable, "-c", FORKS])
+    done = run([sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c", FORKS])
     assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")

@@ -237,6 +237,7 @@ metadata.create_all(engine)
 with engine.begin() as connection:
     Outbox().publish(connection, "orders", "a")
     print(connection.scalar(sqlalchemy.select(schema.tables().message.c.headers)))
+engine.dispose()
 """
     done = run([sys.executable, "-W", "error", "-c", code])
     assert (done.stdout, done.stderr) == ("None\n", "")
