@@ -89,6 +89,7 @@ def migrate(
         TransientError: somebody else was migrating, or had a table locked, for a minute. On PostgreSQL each
             statement waits for a table for five seconds, and then the migration starts over, so that nobody
             else waits longer behind it.
+        FileNotFoundError: the package is imported from an archive, where Alembic finds no migrations.
     """
     revisions.position(revision)
     wanted = revisions.checked(features)

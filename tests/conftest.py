@@ -31,7 +31,7 @@ from .support import forked
 
 pytest_plugins = ["tests.support.rescued"]
 GROUPS = {
-    "spark cluster": ("spark/test_failures", "spark/test_streaming"),
+    "spark cluster": ("spark/test_failures", "spark/test_shipping", "spark/test_streaming"),
     "kafka": (
         "brokers/test_consumer_log",
         "brokers/test_kafka",

@@ -20,10 +20,19 @@ Features = frozenset[str]
 
 
 def folder() -> Path:
-    """The Alembic environment: in the wheel inside the package, in a checkout at the top."""
+    """The Alembic environment: in the wheel inside the package, in a checkout at the top.
+
+    Raises:
+        FileNotFoundError: this package is imported from an archive.
+    """
     package = Path(__file__).parents[1]
-    installed = package / "migrations"
-    return installed if installed.is_dir() else package.parent / "migrations"
+    for found in (package / "migrations", package.parent / "migrations"):
+        if found.is_dir():
+            return found
+    raise FileNotFoundError(
+        f"{package / 'migrations'}: Alembic reads migrations from files, not from an archive; "
+        "install inbox-outbox with pip to migrate"
+    )
 
 
 @cache

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import version
 from typing import TypeVar
 from uuid import uuid4
 
@@ -42,13 +41,6 @@ T = TypeVar("T")
 
 Targets = list[tuple[WriterSettings, list[Column]]]
 """The settings of each target, and how its columns are sent."""
-
-DISTRIBUTION = "inbox-outbox"
-
-
-def own_version() -> str:
-    """The installed version of this package."""
-    return version(DISTRIBUTION)
 
 
 class Job:

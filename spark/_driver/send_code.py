@@ -1,7 +1,7 @@
 """Sends code to the executors.
 
-A function sent by value checks the installed version before it unpickles what was sent by name: an executor
-without this package, or with another version, raises a clear error.
+A function sent by value compares the versions before it unpickles what was sent by name: an executor without
+this package, or with another version, raises a clear error.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -10,39 +10,39 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark import cloudpickle
 
+from inbox_outbox_base.version import __version__
 from spark._executor.failures import guarded
-
-from .job import DISTRIBUTION, own_version
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-Opener = Callable[[str, str, bytes], Any]
+Opener = Callable[[str, bytes], Any]
 Function = Callable[[Iterable[Any]], Iterator[Any]]
 
 
-def sent(call: Callable[..., Any], *arguments: object) -> tuple[Opener, tuple[str, str, bytes]]:
+def sent(call: Callable[..., Any], *arguments: object) -> tuple[Opener, tuple[str, bytes]]:
     """A function and its arguments, which run `call(*arguments)` on an executor after comparing versions.
 
     Raises (on the executor):
-        VersionMismatch: another version of this package is installed there, or none.
+        VersionMismatch: another version of this package is there, or none.
     """
 
-    def opened(here: str, distribution: str, packed: bytes) -> Any:
+    def opened(here: str, packed: bytes) -> Any:
         # Imported here: this function is sent by value, and runs before anything of this package does.
         import pickle
         import sys
-        from importlib import metadata
 
+        # Not the metadata of what is installed: the code may have come as a zip, which has none.
         try:
-            there = metadata.version(distribution)
-        except metadata.PackageNotFoundError:
+            from inbox_outbox_base.version import __version__ as there
+        except ImportError:
             there = "none"
         if there != here:
             text = (
-                f"the driver runs {distribution} {here}, this executor has {there} (in {sys.executable}): "
-                "install the same version, or set PYSPARK_PYTHON to the Python that has it"
+                f"the driver runs inbox-outbox {here}, this executor has {there} (in {sys.executable}): "
+                "install the same version, send it with the job (of --py-files, Spark reads a wheel only if "
+                "it is named .zip), or set PYSPARK_PYTHON to the Python that has it"
             )
             try:
                 from inbox_outbox_base.errors.spark import VersionMismatch as Mismatch
@@ -54,7 +54,7 @@ def sent(call: Callable[..., Any], *arguments: object) -> tuple[Opener, tuple[st
 
     # Packed apart: the outer function must unpickle on an executor that lacks this package.
     packed: bytes = cloudpickle.dumps((call, arguments))  # type: ignore[no-untyped-call]
-    return opened, (own_version(), DISTRIBUTION, packed)
+    return opened, (__version__, packed)
 
 
 def mapped(

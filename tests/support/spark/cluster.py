@@ -134,7 +134,8 @@ class SparkCluster:
     def _start(self, kind: str, options: Sequence[str], is_ready: Callable[[], bool]) -> None:
         variables = [f"{key}={value}" for key, value in self.environment.items()]
         program = [str(home() / "bin" / "spark-class"), f"org.apache.spark.{kind}"]
-        command = ["env", *variables, *program, *options]
+        # What the workers' Python can import comes with the job, not from here.
+        command = ["env", "--unset=PYTHONPATH", *variables, *program, *options]
         self._daemons.append(ServerProcess(command, self.folder, user=None, is_ready=is_ready))
 
     def _workers(self) -> int | None:
