@@ -5,7 +5,7 @@ FAILED = 1
 USAGE = 2
 """A wrong argument; nothing was done."""
 NOT_FOUND = 3
-"""`inbox show`, `retry`, `outbox drop` and others: there is no such message."""
+"""`inbox show`, `outbox trace`, `retry`, `drop` and others: there is no such message."""
 UNFINISHED = 4
 """`inbox purge`, `outbox drain`: work is left."""
 WRONG_STATUS = 5
@@ -35,7 +35,7 @@ INTERRUPTED = 130
 
 EXPLAINED = (
     "Exit codes: 0 done; 1 the database could not be reached, or refused; 2 wrong usage; "
-    "3 no such message (show, retry, drop and so on); 4 work is left (inbox purge, outbox drain); "
+    "3 no such message (show, trace, retry, drop and so on); 4 work is left (inbox purge, outbox drain); "
     "5 the message's status does not allow this (retry, drop and so on); 6 messages are missing (audit); "
     "7 a message has waited for too long (outbox status --max-age, health); "
     "8 nothing is known to be missing, but not all messages have a record (audit); "

@@ -22,6 +22,7 @@ from inbox import (
 from inbox.errors import InvalidOption, TablesMissing
 from inbox_outbox_base.calls.signals import stopping
 from inbox_outbox_base.transactions.policy import brief
+from inbox_outbox_base.words.counted import counted
 
 from ._connect import Json, Prefix, Schema, StoreUrl, Url, engine_at, store_at
 from ._exit import NOT_FOUND, UNFINISHED
@@ -79,7 +80,7 @@ def _print_rows(found: list[ConsumerStatus]) -> None:
     )
     for each in found:
         if each.rows_without_load:
-            lost = f"{each.rows_without_load:,} rows whose loads are not in inbox_ledger"
+            lost = f"{counted(each.rows_without_load, 'row')} without a load in inbox_ledger"
             print(f"{each.consumer}: {lost}; no purge deletes them")
 
 
@@ -173,7 +174,8 @@ def _purge_every(url: str, every: timedelta, schema: str | None, *, json: bool) 
     if json:
         as_json({"purges": service.purges, "rows": service.rows, "failures": service.failures})
     else:
-        print(f"{service.rows:,} messages deleted in {service.purges:,} purges, {service.failures:,} failed")
+        deleted, purges = counted(service.rows, "message"), counted(service.purges, "purge")
+        print(f"{deleted} deleted in {purges}, {service.failures:,} failed")
 
 
 @app.command()
@@ -259,7 +261,7 @@ def purge(
 
 def _show(line: ProgressLine, done: Purged) -> None:
     rate = done.rows / done.seconds if done.seconds else 0
-    line.show(f"{done.rows:,} rows deleted, {rate:,.0f}/s")
+    line.show(f"{counted(done.rows, 'row')} deleted, {rate:,.0f}/s")
 
 
 @app.command("set-policy")

@@ -11,7 +11,7 @@ from inbox.errors import InvalidOption
 from outbox import GenerationStatus, MessageState, OutboxStatus
 
 from ._connect import Json, Schema, Url, engine_at
-from ._exit import LATE
+from ._exit import LATE, NOT_FOUND
 from ._group import CommandGroup
 from ._operating.deciding import By, OfError, OfKey, OfTopic, Why
 from ._operating.messages import print_messages
@@ -199,6 +199,35 @@ def peek(
             print_messages(found)
         else:
             print(_none(wanted, is_filtered=any(each is not None for each in (topic, key, error))))
+
+
+@app.command()
+def trace(
+    url: Url,
+    message_id: Annotated[str | None, typer.Argument(metavar="ID", help="The message's id.")] = None,
+    key: Annotated[str | None, typer.Option(help="In place of an id, a key.", metavar="TEXT")] = None,
+    schema: Schema = None,
+    json: Json = False,
+) -> None:
+    """Why a message waits, or the first 20 of a key.
+
+    Exit code 3 if the outbox has none.
+    """
+    if (message_id is None) == (key is None):
+        raise InvalidOption("expected the id of a message, or --key")
+    with engine_at(url, schema) as engine:
+        found = outbox.trace(engine, message_id=message_id, key=key, schema=schema)
+    if json:
+        as_json(found)
+    elif found:
+        grid(
+            ("id", "topic", "state", "why"),
+            [(each.message.id, each.message.topic, each.message.state, each.why) for each in found],
+        )
+    else:
+        typer.echo("inbox-outbox: no such message waits: it has left, or was never published", err=True)
+    if not found:
+        raise typer.Exit(NOT_FOUND)
 
 
 def _none(state: MessageState | None, *, is_filtered: bool) -> str:

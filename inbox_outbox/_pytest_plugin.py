@@ -80,9 +80,12 @@ class _Reports:
         if self._reports:
             terminalreporter.section("exactly once")
         for report in self._reports:
-            found = len(report["violations"])
+            found, reasons = len(report["violations"]), dict[str, list[str]]()
+            for name, reason in report["not_tried"].items():
+                reasons.setdefault(reason, []).append(name)
+            not_tried = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in reasons.items())
             terminalreporter.line(
                 f"{report['handler']} on {report['database']}, seed {report['seed']}: "
                 f"{sum(report['tried'].values())} faults, {found or 'no'} violation{'s' * (found != 1)}; "
-                f"not tried: {', '.join(report['not_tried']) or 'none'}"
+                f"not tried: {not_tried or 'none'}"
             )

@@ -11,6 +11,7 @@ from inbox_outbox_base.checks import options
 from inbox_outbox_base.errors.secrets import reason
 from inbox_outbox_base.monitoring.events import Hooks
 from inbox_outbox_base.tables.inbox import tables
+from inbox_outbox_base.words.counted import counted
 
 from .purge import Purged, purge
 from .purge_turns import PurgeTurns
@@ -118,7 +119,7 @@ class PurgeService:
             raise
         self._turns.end(done.rows, finished=done.finished)
         self.purges += 1
-        _log.info("purged %d messages in %.1f s", done.rows, done.seconds)
+        _log.info("purged %s in %.1f s", counted(done.rows, "message"), done.seconds)
 
     def _rest(self, seconds: float) -> None:
         """Wait, unless it is told to stop.

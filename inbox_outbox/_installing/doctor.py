@@ -63,17 +63,22 @@ def _tables(url: str, schema: str | None) -> Iterator[InstallationFault]:
     # Here, because what comes before says whether these packages are ours.
     import inbox
     import outbox
-    from inbox._migrating.version import current
-    from inbox.errors import InboxError, TablesMissing
+    from inbox._migrating.version import current, reached
+    from inbox.errors import InboxError, TablesMissing, UnsupportedDatabase
     from inbox.schema import REVISION
     from inbox_outbox._connect import engine_at
 
     with engine_at(url, schema) as engine:
         with engine.connect() as connection:
             revision = current(connection, schema)
-        if revision is None:
-            yield InstallationFault("tables", "there are none: create them with inbox-outbox migrate")
-            return
+            if revision is None:
+                why = "there are none: create them with inbox-outbox migrate"
+                try:
+                    reached(connection, schema)
+                except UnsupportedDatabase as error:  # what migrate would say
+                    why = str(error)
+                yield InstallationFault("tables", why)
+                return
         if revision != REVISION:
             todo = "run inbox-outbox migrate" if revision < REVISION else "install the version that made them"
             yield InstallationFault(

@@ -11,6 +11,7 @@ from inbox.errors import InvalidOption
 from inbox_outbox._connect import Json, Schema, Url, engine_at
 from inbox_outbox._place import place_of, print_place
 from inbox_outbox._print import as_json, grid
+from inbox_outbox_base.words.counted import counted
 
 _KEY = "The key as it is stored; a tuple is a JSON array."
 Consumer = Annotated[str, typer.Argument(help="The consumer's name.", metavar="CONSUMER")]
@@ -117,20 +118,19 @@ def say_bulk(
     examples: Sequence[str],
     *,
     dry_run: bool,
-    others: str = "have changed meanwhile",
+    others: str = "had changed meanwhile",
 ) -> None:
     """Print what a bulk decision did with messages in a state, or would do; `others` says why some are
     left."""
     value: dict[str, Any] = {"messages": done.done} | ({"examples": [*examples]} if dry_run else {})
-    text = (
-        f"{done:,} messages are {state} and would be"
-        if dry_run
-        else f"{done:,} messages were {state} and are"
-    )
-    text = f"{text} {what}"
+    is_, was = ("is", "was") if done.done == 1 else ("are", "were")
+    verbs = f"{is_} {state} and would be" if dry_run else f"{was} {state} and {is_}"
+    text = f"{counted(done.done, 'message')} {verbs} {what}"
     if done.changed:
         value["changed"] = done.changed
-        text += f"; {done.changed:,} others {others}, and are left"
+        text += (
+            f"; {counted(done.changed, 'other')} {others}, and {'is' if done.changed == 1 else 'are'} left"
+        )
     if done.left:
         value["left"] = done.left
         text += f"; {done.left:,} cannot be delivered, and are left: the log names them"

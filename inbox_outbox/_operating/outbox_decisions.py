@@ -11,6 +11,7 @@ from inbox.errors import InvalidOption
 from inbox_outbox._connect import Json, Schema, Url, engine_at
 from inbox_outbox._times import length
 from inbox_outbox_base.databases import relaying_statements
+from inbox_outbox_base.words.counted import counted
 from outbox import BulkResult, Listing, MessageState, StoredMessage
 from outbox.schema import tables
 
@@ -130,12 +131,12 @@ def drop(
                 engine, age, topic=topic, by=by, why=why, dry_run=dry_run, schema=schema
             )
             gone = "would be dropped" if dry_run else "dropped"
-            say(json, {"messages": count}, f"{count:,} dead letters {gone}")
+            say(json, {"messages": count}, f"{counted(count, 'dead letter')} {gone}")
         elif every is not None:
             chosen = _Chosen(engine, every, topic, key, error, schema)
             seen = None if dry_run or yes else chosen.sure("drops", outbox.drop_all)
             done = chosen.decide(outbox.drop_all, seen=seen, by=by, why=why, dry_run=dry_run)
-            others = "have changed meanwhile, or may just have been sent"
+            others = "had changed meanwhile, or may just have been sent"
             chosen.say(json, done, "dropped", dry_run=dry_run, others=others)
 
 

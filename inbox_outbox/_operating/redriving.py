@@ -16,6 +16,7 @@ from inbox_outbox._connect import Json, Prefix, Schema, StoreUrl, store_at
 from inbox_outbox._exit import UNFINISHED
 from inbox_outbox._operating.progress import ProgressLine
 from inbox_outbox._running.brokers import kafka_settings, remember, remember_secret
+from inbox_outbox_base.words.counted import counted
 from inbox_outbox_base.words.redriven import Redriven
 
 from .deciding import say
@@ -142,7 +143,9 @@ def _will_run(store: Store, consumer: str, key: str) -> bool:
 
 
 def _described(done: Redriven, *, dry_run: bool) -> str:
-    text = f"{done.moved:,} dead letters {'would be' if dry_run else 'were'} moved back, {done.left:,} stay"
+    were = "would be" if dry_run else "was" if done.moved == 1 else "were"
+    stay = "stays" if done.left == 1 else "stay"
+    text = f"{counted(done.moved, 'dead letter')} {were} moved back, {done.left:,} {stay}"
     if done.failed:
         text += f"; {done.failed:,} could not be moved back: the log names them"
     return text

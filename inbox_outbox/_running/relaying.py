@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import asdict
+from datetime import timedelta
 from enum import StrEnum
 from typing import Annotated
 
@@ -15,6 +16,9 @@ from inbox_outbox._exit import UNFINISHED
 from inbox_outbox._print import as_json
 from inbox_outbox._times import length
 from inbox_outbox_base.errors import secrets
+from inbox_outbox_base.words.counted import counted
+from outbox._relaying.settings import SEND_SHARE
+from outbox.errors import UnsafeBroker
 
 from .brokers import EXPECTED, publisher_at, system_of
 from .run_relay import RelayOptions, SendCounts, run
@@ -36,7 +40,11 @@ To = Annotated[
 ]
 Exchange = Annotated[str, typer.Option(help="RabbitMQ only: the exchange to publish to.", metavar="NAME")]
 SendTimeout = Annotated[
-    str, typer.Option(help="The longest time of a send; shorter than the lease.", metavar="TIME")
+    str | None,
+    typer.Option(
+        help="The longest time of a send; by default 10s, or four fifths of the lease if that is less.",
+        metavar="TIME",
+    ),
 ]
 Name = Annotated[
     str | None, typer.Option(help="The name in status; host and process id by default.", metavar="TEXT")
@@ -82,7 +90,7 @@ def relay(
     url: Url,
     to: To,
     exchange: Exchange = "",
-    send_timeout: SendTimeout = "10s",
+    send_timeout: SendTimeout = None,
     name: Name = None,
     lease: Lease = "30s",
     batch: Batch = 1_000,
@@ -101,7 +109,7 @@ def relay(
     options = _options(
         name, schema, batch, lease, poll, max_attempts, after_dead, keep_sent, listen_url, give_up_after
     )
-    timeout = length("send-timeout", send_timeout)
+    timeout = _send_timeout(send_timeout, lease)
     with (
         engine_at(url, schema) as engine,
         publisher_at(to, exchange, timeout) as publisher,
@@ -113,7 +121,8 @@ def relay(
     else:
         print(_described(done))
         if purge_every is not None:
-            print(f"{done.purged:,} messages of the inbox deleted, {done.failed_purges:,} failed purges")
+            deleted, failed = counted(done.purged, "message"), counted(done.failed_purges, "failed purge")
+            print(f"{deleted} of the inbox deleted, {failed}")
 
 
 def drain(
@@ -123,7 +132,7 @@ def drain(
         str | None, typer.Option(help="Stop after this time, such as 10m.", metavar="TIME")
     ] = None,
     exchange: Exchange = "",
-    send_timeout: SendTimeout = "10s",
+    send_timeout: SendTimeout = None,
     name: Name = None,
     lease: Lease = "30s",
     batch: Batch = 1_000,
@@ -144,7 +153,7 @@ def drain(
         name, schema, batch, lease, poll, max_attempts, after_dead, keep_sent, listen_url, give_up_after
     )
     limit = length("timeout", timeout)
-    send_limit = length("send-timeout", send_timeout)
+    send_limit = _send_timeout(send_timeout, lease)
     with engine_at(url, schema) as engine, publisher_at(to, exchange, send_limit) as publisher:
         done = run(engine, publisher, options, Exports(), until_drained=True, timeout=limit)
         left, stray = _left(engine, schema)
@@ -153,7 +162,7 @@ def drain(
     else:
         print(f"{_described(done)}; {'an unknown number' if left is None else f'{left:,}'} left")
         if stray:
-            print(f"{stray:,} messages are in buckets that do not exist: a relay takes them in.")
+            print(f"{counted(stray, 'message')} in buckets that do not exist: a relay takes them in.")
     if left != 0 or stray != 0:
         raise typer.Exit(UNFINISHED)
 
@@ -169,6 +178,20 @@ def _left(engine: Engine, schema: str | None) -> tuple[int | None, int | None]:
 
 
 COMMANDS: dict[str, Callable[..., None]] = {"relay": relay, "drain": drain}
+
+
+def _send_timeout(given: str | None, lease: str) -> timedelta:
+    """The longest time of a send: what was given, or what the lease allows, and at most 10 seconds."""
+    most = SEND_SHARE * max(length("lease", lease), timedelta(seconds=1))  # a shorter lease is refused later
+    timeout = length("send-timeout", given)
+    if timeout is None:
+        return min(most, timedelta(seconds=10))
+    if timeout > most:
+        raise UnsafeBroker(
+            f"--send-timeout={given!r}: expected at most four fifths of the lease ({lease}), "
+            "or a send could outlast it"
+        )
+    return timeout
 
 
 def _options(
@@ -202,6 +225,6 @@ def _options(
 
 def _described(done: SendCounts) -> str:
     return (
-        f"{done.sent:,} messages sent, {done.refused:,} refused, "
-        f"{done.not_taken:,} failed sends, in {done.seconds:.1f} s"
+        f"{counted(done.sent, 'message')} sent, {done.refused:,} refused, "
+        f"{counted(done.not_taken, 'failed send')}, in {done.seconds:.1f} s"
     )

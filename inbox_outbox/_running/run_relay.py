@@ -16,6 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 import outbox
 from inbox import Event, EventKind, PurgeService
 from inbox_outbox._operating.progress import ProgressLine
+from inbox_outbox_base.words.counted import counted
 from outbox import Publisher, Relay
 
 from .log import telling
@@ -58,7 +59,9 @@ class _Counting:
         elif event.kind in (EventKind.UNAVAILABLE, EventKind.UNKNOWN):
             counts.not_taken += event.count
         counts.seconds = time.monotonic() - self._begun
-        self._show(f"{counts.sent:,} messages sent, {counts.sent / max(counts.seconds, 1e-3):,.0f}/s")
+        self._show(
+            f"{counted(counts.sent, 'message')} sent, {counts.sent / max(counts.seconds, 1e-3):,.0f}/s"
+        )
 
 
 class RelayOptions(TypedDict):

@@ -122,7 +122,7 @@ def _try(
     for fault in chosen:
         violations = trials.attempt(fault)
         if violations is None:
-            missed[f"{fault.kind} {fault.where}"] = "the handler did not come there again"
+            missed[f"{fault.kind} {fault.where}"] = "not met again: perhaps it is in the background"
         else:
             tried[fault.kind] += 1
             found[fault] = violations
@@ -193,5 +193,6 @@ def _check(*, lease: float | None, limit: int | None, seed: int | None, **functi
 def _elsewhere(address: DatabaseAddress) -> str:
     return (
         f"url: the handler opened no connection to {address.host}:{address.port}: it has to read the address "
-        "from an environment variable that holds a URL with the same host and port; environ= sets one"
+        "from an environment variable that holds a URL with the same host and port. environ= sets one, "
+        "unless your test files, imported again there, overwrite it: let them use os.environ.setdefault"
     )

@@ -12,6 +12,7 @@ from inbox import Event, EventKind
 from inbox_outbox_base.databases.letter import Letter
 from inbox_outbox_base.errors.secrets import reason
 from inbox_outbox_base.monitoring.events import Hooks, kind_of
+from inbox_outbox_base.words.counted import counted
 
 from .report import Report
 
@@ -58,10 +59,10 @@ class RelayJournal:
         """Record a batch whose outcomes have been committed."""
         for death in report.dead:
             _log.error(
-                "message %s to %r is dead after %d attempts: %s",
+                "message %s to %r is dead after %s: %s",
                 death.letter.id,
                 death.letter.topic,
-                death.attempts,
+                counted(death.attempts, "attempt"),
                 death.error,
             )
         self._counts["sent"] += len(report.accepted)

@@ -20,8 +20,8 @@ from outbox.schema import tables
 
 AfterDead = Literal["continue", "hold"]
 
-# The part of a lease that a send may take; the rest leaves time to renew the lease.
-_SHARE = 0.8
+SEND_SHARE = 0.8
+"""The part of a lease that a send may take; the rest leaves time to renew the lease."""
 LONGEST_LEASE = timedelta(days=1).total_seconds()
 
 
@@ -100,9 +100,9 @@ def _timeout(publisher: Any, lease: float) -> float | None:
     if timeout is None:
         return None
     seconds = outbox_options.seconds("publisher.timeout", timeout, positive=True)
-    if seconds > _SHARE * lease:
+    if seconds > SEND_SHARE * lease:
         raise UnsafeBroker(
-            f"publisher.timeout={seconds:g}: expected at most {_SHARE * lease:g}, or a send could outlast "
-            f"the relay's lease of {lease:g} seconds"
+            f"publisher.timeout={seconds:g}: expected at most {SEND_SHARE * lease:g}, or a send could "
+            f"outlast the relay's lease of {lease:g} seconds"
         )
     return seconds

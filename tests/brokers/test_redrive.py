@@ -71,7 +71,7 @@ def test_what_was_retried_goes_back_to_its_queue(queues: Queues, postgres: Datab
 
     url = engine.url.render_as_string(hide_password=False)
     arguments = "redrive", f"{queue}.dead", "--broker", queues.url, "--retried", "orders"
-    expected = "1 dead letters would be moved back, 1 stay\n"
+    expected = "1 dead letter would be moved back, 1 stays\n"
     assert succeeded(in_this_process(*arguments, "--dry-run", url=url)) == expected
     assert queues.count(queue) == 0
     done_so = as_json(in_this_process(*arguments, "--json", url=url))

@@ -245,7 +245,7 @@ def test_a_service_that_purges(postgres: Database) -> None:
         out, err = process.communicate(timeout=60)
     finally:
         process.kill()
-    assert (process.returncode, out) == (0, "7 messages deleted in 1 purges, 0 failed\n")
+    assert (process.returncode, out) == (0, "7 messages deleted in 1 purge, 0 failed\n")
     assert "INFO purged 7 messages in" in err
     url = postgres.url.render_as_string(hide_password=False)
     done = in_this_process("inbox", "purge", "--every", "1h", "--older-than", "1d", url=url)

@@ -137,7 +137,7 @@ def test_drop_many_messages(engine: Engine, run: Run) -> None:
     )
     assert (
         succeeded(run("outbox", "drop", "--all", "dead", "--key", "a"))
-        == "1 messages were dead and are dropped\n"
+        == "1 message was dead and is dropped\n"
     )
     assert outbox.decisions(engine)[0].filter["seen"] == 1
     (first, _) = (each.id for each in outbox.peek(engine, state="dead"))
@@ -161,9 +161,7 @@ def test_decide_about_many_messages(store: Store, decide: Run) -> None:
     printed = succeeded(decide("retry", "--all", "dead", "--consumer", CONSUMER, "--dry-run"))
     assert printed.startswith("3 messages are dead and would be retried\n")
     assert [each[1] for each in rows(printed)] == ["a", "b", "c"]
-    assert (
-        succeeded(decide("retry", "--all", "dead", "--key", "a")) == "1 messages were dead and are retried\n"
-    )
+    assert succeeded(decide("retry", "--all", "dead", "--key", "a")) == "1 message was dead and is retried\n"
     done = decide("discard", "--all", "dead")
     assert (done.returncode, error(done)) == (
         2,
@@ -175,9 +173,7 @@ def test_decide_about_many_messages(store: Store, decide: Run) -> None:
     assert stored(store, "b").error == "discarded by ann: the broker is back"
     store.claim(request("d"))
     assert [each[1] for each in rows(succeeded(decide("list", "--key", "d")))] == ["d"]
-    assert (
-        succeeded(decide("release", "--all", "consuming")) == "1 messages were consuming and are released\n"
-    )
+    assert succeeded(decide("release", "--all", "consuming")) == "1 message was consuming and is released\n"
     assert [each[1] for each in rows(succeeded(decide("list", "--error", "released")))] == ["d"]
     if isinstance(store, SqlStore):
         assert [each.filter.get("seen") for each in inbox.decisions(store.engine)[:2]] == [1, None]

@@ -94,6 +94,18 @@ def test_peek(engine: Engine, run: Run) -> None:
     assert as_json(run("outbox", "peek", "--dead", "--topic", "mail", "--json")) == []
 
 
+def test_trace(engine: Engine, run: Run) -> None:
+    """`trace` says why a message waits, by its id or its key; if there is none, the exit code is 3."""
+    waiting, _, refused = in_three_states(engine)
+    (row,) = rows(succeeded(run("outbox", "trace", waiting)))
+    assert row[:3] == [waiting, "orders", "waiting"]
+    (found,) = as_json(run("outbox", "trace", "--key", "x", "--json"))
+    assert (found["message"]["id"], row[3] != found["why"]) == (refused, True)
+    assert found["why"]
+    none = run("outbox", "trace", "gone")
+    assert (none.returncode, error(none)) == (3, "no such message waits: it has left, or was never published")
+
+
 def test_peek_with_errors_first(engine: Engine, run: Run) -> None:
     """With `--topic`, messages whose send has failed come first, unless `--in-order` says otherwise; without
     it only with `--errors-first`."""
@@ -149,7 +161,7 @@ def test_retry(engine: Engine, run: Run) -> None:
     relay(engine, Recorder(lambda _: Refused("no")))
     assert as_json(run("outbox", "retry", "--all", "dead", "--key", "w", "--json")) == {"messages": 1}
     assert list(dead(engine)) == ["x1"]
-    assert succeeded(run("outbox", "retry", "--all", "dead")).startswith("1 messages were dead")
+    assert succeeded(run("outbox", "retry", "--all", "dead")).startswith("1 message was dead")
 
 
 def test_drop(engine: Engine, run: Run) -> None:
@@ -159,7 +171,7 @@ def test_drop(engine: Engine, run: Run) -> None:
     assert as_json(run("outbox", "drop", delayed, "--json")) == {"id": delayed, "was": "delayed"}
     assert as_json(run("outbox", "drop", "--dead-older-than", "1h", "--json")) == {"messages": 0}
     done = run("outbox", "drop", "--dead-older-than", "0s", "--topic", "orders")
-    assert succeeded(done) == "1 dead letters dropped\n"
+    assert succeeded(done) == "1 dead letter dropped\n"
     for table in (TABLES.message, TABLES.delayed, TABLES.dead):
         assert count(engine, table) == 0
 
@@ -234,6 +246,7 @@ WRONG: list[tuple[list[str], str]] = [
     (["peek", "--state", "lost"], "--state"),
     (["peek", "--dead", "--state", "held"], "--dead, --state='held': expected one of the two"),
     (["peek", "--errors-first", "--dead"], "--errors-first, --state='dead': expected one of the two"),
+    (["trace"], "expected the id of a message, or --key"),
     (["retry"], "expected the id of a message, or --all"),
     (["retry", "1", "--all", "dead"], "expected the id of a message, or --all"),
     (["retry", "1", "--topic", "a"], "--topic, --key: expected only with --all"),
@@ -273,7 +286,10 @@ def test_settings_that_break_the_promise(postgres: Database) -> None:
     url = postgres.url.render_as_string(hide_password=False)
     for options, said in (
         (["--to", "kafka://127.0.0.1:1?acks=1"], "acks="),
-        (["--to", "amqp://127.0.0.1:1", "--lease", "10s"], "could outlast the relay's lease"),
+        (
+            ["--to", "amqp://127.0.0.1:1", "--lease", "10s", "--send-timeout", "9s"],
+            "--send-timeout='9s': expected",
+        ),
     ):
         done = in_this_process("outbox", "relay", *options, url=url)
         assert said in error(done)

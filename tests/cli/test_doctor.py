@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from inbox.schema import REVISION
+from inbox.schema import REVISION, metadata
 from inbox_outbox._exit import ILL
 from inbox_outbox._installing import installed
 from tests.support.cli import as_json, inbox_outbox, succeeded
@@ -42,6 +42,22 @@ def test_tables_of_another_version(sqlite: Database) -> None:
             (said,) = (each for each in checked[half] if each["what"] == "revision of the tables")
             assert (said["result"], said["why"]) == ("said", why)
     assert "0099, unknown to this version" in inbox_outbox("migrate", url=sqlite.url).stderr
+
+
+def test_tables_that_no_migration_has_made(sqlite: Database) -> None:
+    """It tells tables that are not there from those of which no revision is known, as `migrate` does."""
+    engine = sqlite.engine()
+    with engine.begin() as connection:
+        connection.execute(text("DELETE FROM inbox_outbox_version"))
+    done = inbox_outbox("doctor", url=sqlite.url)
+    assert done.returncode == ILL
+    assert "exist, but inbox_outbox_version names no revision" in done.stdout
+    with engine.begin() as connection:
+        metadata.drop_all(connection)
+    assert (
+        "there are none: create them with inbox-outbox migrate"
+        in inbox_outbox("doctor", url=sqlite.url).stdout
+    )
 
 
 def test_a_folder_of_the_same_name(tmp_path: Path) -> None:

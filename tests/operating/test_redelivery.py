@@ -253,7 +253,7 @@ def test_what_cannot_be_delivered(migrated: Database, caplog: pytest.LogCaptureF
     assert (done.returncode, json.loads(done.stdout)) == (0, {"messages": 0, "left": 5})
     done = in_this_process(*many, "--to", "orders", "--error", "article", url=url)
     assert done.stdout == (
-        "1 messages were dead and are retried; 3 cannot be delivered, and are left: the log names them\n"
+        "1 message was dead and is retried; 3 cannot be delivered, and are left: the log names them\n"
     )
     assert [(each.topic, each.key) for each in waiting(engine)] == [("orders", "k")] * 2
     succeeded(in_this_process("inbox", "retry", "billing", "no topic", "--deliver", "--to", "x", url=url))

@@ -119,13 +119,14 @@ def test_the_log_names_topics_that_are_not_taken(
     engine: Engine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When the broker begins to reject a topic, a WARNING gives the reason; it is repeated once a minute and
-    not more often. An INFO follows when the broker accepts the topic again. No line contains a password."""
+    not more often. An INFO follows when the broker accepts the topic again, and none
+    when a message is given up. No line contains a password."""
     publish(engine, "a1", topic="typo")
     publish(engine, "b1")
     broker = Recorder(
         lambda each: ACCEPTED if each.topic == "orders" else Unavailable("amqp://me:secret@host/: no queue")
     )
-    once = Relay(engine, broker, backoff=Backoff(first=0.01, longest=0.01))
+    once = Relay(engine, broker, backoff=Backoff(first=0.01, longest=0.01), give_up_after=HOUR)
 
     def said(level: int) -> list[str]:
         found = [
@@ -149,3 +150,10 @@ def test_the_log_names_topics_that_are_not_taken(
         let_backoffs_end(engine)
         once.run_once()
         assert said(logging.INFO) == ["topic 'typo' is taken again"]
+        broker.answer = no_queue
+        publish(engine, "a2", topic="typo")
+        once.run_once()
+        let_time_pass(engine, 2 * HOUR)
+        once.run_once()
+        assert list(dead(engine)) == ["a2"]
+        assert not said(logging.INFO)

@@ -385,7 +385,7 @@ def test_a_load_that_the_ledger_has_lost(postgres: Database, engine: Engine) -> 
     assert inbox.status(engine)[0].rows_without_load == 3
     url = postgres.url.render_as_string(hide_password=False)
     said = succeeded(in_this_process("inbox", "status", url=url))
-    assert f"{CONSUMER}: 3 rows whose loads are not in inbox_ledger; no purge deletes them" in said
+    assert f"{CONSUMER}: 3 rows without a load in inbox_ledger; no purge deletes them" in said
     succeeded(in_this_process("inbox", "show", CONSUMER, key, url=url))
     with engine.begin() as connection:
         assert Inbox(CONSUMER).accept(connection, key) is Verdict.DUPLICATE

@@ -74,6 +74,8 @@ class Flight:
         self._failures = 0
         self._failure: Outcome | None = None
         """How many messages the broker has not accepted, and what became of the last one."""
+        self.is_accepted = False
+        """Whether the broker has accepted a message."""
         self._is_taken = False
         """Whether the broker has accepted or refused a message, so does not reject the topic."""
 
@@ -177,7 +179,7 @@ class Flight:
         """Record that the broker has taken all of these messages: many times faster, for the usual case."""
         with self._lock:
             self._report.accepted += letters
-            self._is_taken = True
+            self.is_accepted = self._is_taken = True
             for letter in letters:
                 del self._unsent[letter]
             self.seconds = time.monotonic() - self.begun
@@ -220,7 +222,7 @@ class Flight:
         del self._unsent[letter]
         if isinstance(outcome, Accepted):
             self._report.accepted.append(letter)
-            self._is_taken = True
+            self.is_accepted = self._is_taken = True
             self.seconds = time.monotonic() - self.begun
         else:
             self._fail(letter, outcome)

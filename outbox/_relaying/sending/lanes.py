@@ -54,6 +54,7 @@ class TopicLane:
     """The state of one topic."""
 
     __slots__ = (
+        "_is_missed",
         "_most",
         "_rejections",
         "_said",
@@ -78,6 +79,8 @@ class TopicLane:
         self._most = most
         self._size = min(_FIRST_BATCH, most)
         self._rejections = 0
+        self._is_missed = False
+        """Whether the broker has rejected it, and has taken nothing since."""
         self.reason = ""
         """Why the broker has rejected it the last time."""
         self.until = 0.0
@@ -127,7 +130,7 @@ class TopicLane:
             self._urged, self.until = now, now
 
     def land(self, flight: Flight) -> bool:
-        """Adapt to the outcomes of a batch; return whether the broker takes the topic again."""
+        """Adapt to the outcomes of a batch; return whether a rejection of the topic has ended with it."""
         self.flights.remove(flight)
         if len(flight.unanswered()) == len(flight.letters) or flight.begun < self.rejected:
             return False  # nothing was sent, or the batch began before the topic was rejected
@@ -141,6 +144,9 @@ class TopicLane:
                 self._size, self._shrunk = max(1, self._size // 2), time.monotonic()
         elif len(flight.letters) >= self._size and flight.seconds < _QUICK:
             self._size = min(self._most, self._size * 2)
+        if self._is_missed and flight.is_accepted:
+            self._is_missed = False
+            _log.info("topic %r is taken again", self.topic)
         was_rejected, self._rejections = self._rejections > 0, 0
         return was_rejected
 
@@ -148,7 +154,7 @@ class TopicLane:
         now = time.monotonic()
         if not self._rejections:
             self.since = now
-        self._rejections += 1
+        self._rejections, self._is_missed = self._rejections + 1, True
         self.rejected, self.reason = now, reason
         self.until = now + max(_PROBES.delay(self._rejections), min(asked, _PROBES.longest))
         if now >= self._said + _SAID_EVERY:
@@ -226,14 +232,13 @@ class TopicLanes:
     def land(self, flight: Flight) -> None:
         """Note that a batch is over, and its outcomes are collected."""
         topic, lane = flight.topic, self.of(flight.topic)
-        is_taken_again = lane.land(flight)
+        is_back = lane.land(flight)
         if not lane.flights:
             del self._active[topic]
         if len(flight.unanswered()) < len(flight.letters):
             self._judge(flight)
         self.want(topic)
-        if is_taken_again:
-            _log.info("topic %r is taken again", topic)
+        if is_back:
             self.wake()  # the broker may have been away for all topics
 
     def _judge(self, flight: Flight) -> None:
