@@ -6,12 +6,13 @@ from contextlib import asynccontextmanager
 from typing import Annotated, Any
 from uuid import uuid4
 
-from fastapi import Depends, FastAPI, Header, HTTPException
+from fastapi import Depends, FastAPI, Header, HTTPException, Request, Response
 from pydantic import BaseModel
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
 from examples.service.models import BROKER, DATABASE, TOPIC, Order
-from inbox import AsyncInbox, Verdict
+from inbox import AsyncInbox, Verdict, is_transient
 from outbox import AsyncRelay, Outbox
 from outbox.rabbitmq import AsyncRabbitPublisher
 
@@ -50,6 +51,14 @@ async def get_session() -> AsyncIterator[AsyncSession]:
 
 
 app = FastAPI(lifespan=lifespan)
+
+
+@app.exception_handler(SQLAlchemyError)
+async def try_again(request: Request, error: SQLAlchemyError) -> Response:
+    """A lost connection, a lock, a full pool: the client repeats the request."""
+    if not is_transient(error):
+        raise error
+    return Response(status_code=503, headers={"Retry-After": "1"})
 
 
 @app.post("/orders", status_code=201)

@@ -7,7 +7,7 @@ from subprocess import Popen, run
 from uuid import uuid4
 
 import httpx
-from sqlalchemy import Engine, func, select
+from sqlalchemy import Engine, func, select, text
 
 from examples.embedded_postgres import free_port
 from examples.service.models import Invoice, Order
@@ -24,14 +24,15 @@ NEW = {"item": "tea", "cents": 500}
 
 @on("postgresql")
 def test_an_order_is_stored_and_billed_once(database: Database, queues: Queues, tmp_path: Path) -> None:
-    """A request that is repeated gets one answer. The consumer is killed when it may have the message, and
-    started again: each order has one invoice."""
+    """A request that is repeated gets one answer, also after a database error that passes. The
+    consumer is killed when it may have the message, and started again: each order has one invoice."""
     engine = database.engine()
     topic, port = f"test-{uuid4()}", free_port()
     queues.make(topic)
+    impatient = database.url.update_query_dict({"options": "-c lock_timeout=300"})
     environment = {
         **os.environ,
-        "SHOP_DATABASE": database.url.render_as_string(hide_password=False),
+        "SHOP_DATABASE": impatient.render_as_string(hide_password=False),
         "SHOP_BROKER": queues.url,
         "SHOP_TOPIC": topic,
     }
@@ -62,7 +63,11 @@ def test_an_order_is_stored_and_billed_once(database: Database, queues: Queues, 
         billing.wait()
         billing = start("examples.service.billing")
         assert post("request-1").json() == first.json()
-        post("request-2", item="coffee")
+        with engine.begin() as connection:
+            connection.execute(text("LOCK TABLE shop_order IN EXCLUSIVE MODE"))
+            refused = post("request-2", item="coffee")
+        assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
+        assert post("request-2", item="coffee").status_code == 201
         wait_until(lambda: count(engine, Invoice) == 2)
         assert count(engine, Order) == 2
     finally:

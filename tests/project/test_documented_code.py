@@ -12,6 +12,7 @@ from tests.support.brokers.kafka_topics import Topics
 from tests.support.brokers.rabbit_queues import Queues
 from tests.support.documented_code import (
     FENCE,
+    FILE,
     PAGES,
     Block,
     blocks,
@@ -20,6 +21,7 @@ from tests.support.documented_code import (
     reader,
     run_on_broker,
 )
+from tests.support.program import ROOT
 
 pytest_plugins = ["tests.support.brokers.kafka_fixtures", "tests.support.brokers.rabbit_fixtures"]
 
@@ -80,6 +82,17 @@ def printed(program: Block, folder: Path) -> str:
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=60)
     assert done.stderr == ""
     return done.stdout
+
+
+def test_the_service_is_the_one_in_the_examples() -> None:
+    """The start shows parts of the service's files as they are; dots stand for lines that are left out."""
+    (start,) = (page for page in PAGES if page.name == "start.md")
+    shown = [block.code.split("\n", 1) for block in blocks(start) if FILE.match(block.code)]
+    assert len(shown) == 3
+    for first, code in shown:
+        (file,) = (ROOT / "examples/service").rglob(first.removeprefix("# "))
+        for part in code.split("    ...\n"):
+            assert part in file.read_text(), first
 
 
 def test_no_python_block_is_overlooked() -> None:
