@@ -20,13 +20,14 @@ from sqlalchemy.exc import DBAPIError
 
 from inbox_outbox_base.databases.registry import database_of, migrating
 from inbox_outbox_base.databases.taking import Attempt, KeyBatch, State, pooled
+from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.blame import AFTER_BODY
 from inbox_outbox_base.errors.inbox import TransactionAborted
 from inbox_outbox_base.monitoring.events import Event, Hooks
 from inbox_outbox_base.transactions import layers
 from inbox_outbox_base.transactions.ending import UNDONE
 from inbox_outbox_base.transactions.savepoints import innermost, is_unknown, number
-from inbox_outbox_base.transactions.texts import ends_savepoint, may_begin_another, may_end
+from inbox_outbox_base.transactions.texts import changes_names, ends_savepoint, may_begin_another, may_end
 
 
 class _Announcement(NamedTuple):
@@ -55,9 +56,12 @@ class _Announcements:
     """The rows, by consumer and key, that an error has undone together with the transaction, and that were
     not written again."""
     is_unsure: bool = False
-    """Whether there was an error, or somebody has used the driver's connection, who may have met one."""
-    has_savepoints: bool = False
-    """Whether a text has ended a savepoint, perhaps one around a message."""
+    """Whether there was an error that may undo a transaction, or somebody has used the driver's connection,
+    who may have met one."""
+    is_elsewhere: bool = False
+    """Whether a text has ended a savepoint, perhaps one around a message, or has changed what names mean."""
+    translated: object = None
+    """The connection's schema_translate_map."""
 
     def is_lost(self, connection: Connection) -> bool:
         """Whether something else has ended the transaction, as far as the driver knows."""
@@ -65,6 +69,8 @@ class _Announcements:
 
     def is_undone_by(self, connection: Connection, statement: Any, error: DBAPIError) -> bool:
         """Right after this error: whether it has undone the transaction."""
+        if connection.closed or connection.invalidated:
+            return False
         if self.state.is_undone_by(error):
             return True
         commits = may_end(statement) and migrating(connection.dialect.name).commits_ddl
@@ -77,7 +83,8 @@ class _Announcements:
         if self.state.is_aborted():
             return True
         taken = next((each.taken for each in self.calls if each.taken is not None), None)
-        can_tell = self.is_unsure and not (self.state.tells_undone or self.has_savepoints)
+        is_elsewhere = self.is_elsewhere or self.translated != _translate_map(connection)
+        can_tell = self.is_unsure and not (self.state.tells_undone or is_elsewhere)
         if taken is None or not can_tell or self.state.is_reading():
             return False
         key = taken.key if isinstance(taken, Attempt) else taken.keys[0]
@@ -117,10 +124,15 @@ def announce(
     if due is None:
         state, transaction = database_of(connection).state(connection), connection.get_transaction()
         due = _put(connection, _Announcements(state, transaction))
+        due.translated = _translate_map(connection)
     due.is_open = due.is_open or not due.state.is_ended()
     due.calls.append(_Announcement(innermost(connection), time.monotonic(), hooks, given, taken))
     if due.undone:
         due.undone.difference_update(_rows(taken))
+
+
+def _translate_map(connection: Connection) -> object:
+    return connection.get_execution_options().get("schema_translate_map")
 
 
 def _due(connection: Connection) -> _Announcements | None:
@@ -209,10 +221,10 @@ def _announcing(kind: Any) -> Any:  # noqa: C901 - methods
         def info(self) -> Any:
             return pooled(self).info
 
-        def _handle_dbapi_exception(self, *given: Any, **options: Any) -> Any:
+        def _handle_dbapi_exception(self, error: BaseException, *given: Any, **options: Any) -> Any:
             if (due := _due(self)) is not None:  # also while the rows of a stream are read
-                due.is_unsure = True
-            return kind._handle_dbapi_exception(self, *given, **options)  # noqa: SLF001
+                due.is_unsure = due.is_unsure or codes.may_undo(error)
+            return kind._handle_dbapi_exception(self, error, *given, **options)  # noqa: SLF001
 
         def _commit_impl(self) -> None:
             try:
@@ -263,13 +275,15 @@ def _run(connection: Connection, run: Callable[..., Any], statement: Any, *given
     was_lost = is_doubtful and due.is_lost(connection)
     if is_doubtful and may_begin_another(connection, statement):
         due.keep_still()  # the driver does not tell one transaction from another
-    due.has_savepoints = due.has_savepoints or ends_savepoint(connection, statement)
+    if ends_savepoint(connection, statement) or changes_names(statement):
+        due.is_elsewhere = True
     try:
         return run(connection, statement, *given, **options)
     except DBAPIError as error:
         if due.is_undone_by(connection, statement, error):
             due.undo()
         elif is_unknown(statement, error):
+            due.is_unsure = True
             due.keep_still()
         raise
     finally:

@@ -119,6 +119,14 @@ def undoes(error: BaseException) -> bool:
     return _means(error, lambda database, code: code in database.undoing)
 
 
+def may_undo(error: BaseException) -> bool:
+    """Whether the server has rolled back the whole transaction, or may have, as after a lock timeout if it is
+    set so, or if nobody knows what it said."""
+    if code_of(error) is None:
+        return True
+    return _means(error, lambda database, code: code in database.undoing or code in database.lock_timeouts)
+
+
 def is_aftermath(error: BaseException) -> bool:
     """Whether this statement was refused only because an earlier one of the transaction had failed."""
     return _means(error, lambda database, code: code in database.aborted)

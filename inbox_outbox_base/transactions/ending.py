@@ -90,8 +90,10 @@ class _Guard:
         if self.mark is None and may_end(statement):
             self.set_savepoint(connection)
 
-    def note_error(self, statement: Any, error: DBAPIError) -> None:
+    def note_error(self, connection: Connection, statement: Any, error: DBAPIError) -> None:
         """Called after each statement that failed. A procedure may have committed before the error."""
+        if connection.closed or connection.invalidated:
+            return
         cannot_end = not may_end(statement)
         if self.state.is_undone_by(error):
             self.is_undone = self.is_undone or self.is_looked_up or cannot_end
@@ -326,7 +328,7 @@ def _run(connection: Connection, run: Callable[..., Any], statement: Any, *given
     try:
         return run(connection, statement, *given, **options)
     except DBAPIError as error:
-        guard.note_error(statement, error)
+        guard.note_error(connection, statement, error)
         raise
 
 

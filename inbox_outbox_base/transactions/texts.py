@@ -57,6 +57,7 @@ _WORD = re.compile(r"COMMIT|PREPARE|END", re.IGNORECASE)
 _BEGINS = re.compile(r"\b(COMMIT|ROLLBACK|ABORT|END|BEGIN|START|CALL|EXECUTE|PREPARE)\b", re.IGNORECASE)
 _SAVEPOINT_END = re.compile(r"\s*(RELEASE|ROLLBACK(\s+(WORK|TRANSACTION))?\s+TO)\b", re.IGNORECASE)
 _SAVEPOINT_WORD = re.compile(r"RELEASE|ROLLBACK", re.IGNORECASE)
+_NAMES = re.compile(r"\s*USE\b", re.IGNORECASE)
 _BODY = re.compile(r"\s*(BEGIN\s+NOT\b|(CREATE|ALTER)\b.*\bBEGIN\b)", re.IGNORECASE | re.DOTALL)
 """The beginning of a body, as of a trigger: the statements behind it are the body's."""
 
@@ -98,6 +99,11 @@ def ends_savepoint(connection: Connection, statement: Any) -> bool:
     if not text or not _SAVEPOINT_WORD.search(text):
         return False
     return any(map(_SAVEPOINT_END.match, _statements(connection, text)))
+
+
+def changes_names(statement: Any) -> bool:
+    """Whether a text leads the names of tables to another database."""
+    return _NAMES.match(_text(statement) or "") is not None
 
 
 def _inner(statement: Any) -> Any:

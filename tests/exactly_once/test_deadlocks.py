@@ -5,7 +5,7 @@ from contextlib import nullcontext, suppress
 
 import pytest
 from sqlalchemy import Connection, Engine, text
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import IntegrityError, OperationalError
 
 from inbox import Action, Inbox, Verdict
 from inbox.errors import TransactionAborted, TransactionEnded
@@ -90,6 +90,32 @@ def test_a_swallowed_deadlock_in_a_transaction_of_the_callers(engine: Engine, ho
     assert accounts.total(engine) == int(takes_again)
     with engine.begin() as connection:
         assert INBOX.accept(connection, KEY) is (Verdict.DUPLICATE if takes_again else Verdict.NEW)
+
+
+@on("mariadb")
+def test_a_handled_error_and_another_database(migrated: Database, engine: Engine) -> None:
+    """A constraint error undoes its statement only, so nothing is looked for: in the other database, there
+    would be no such row."""
+    own = migrated.url.database
+    with engine.connect() as connection:
+        assert INBOX.accept(connection, KEY) is Verdict.NEW
+        connection.execute(text("USE information_schema"))
+        with suppress(IntegrityError), connection.begin_nested():
+            connection.execute(text(f"INSERT INTO `{own}`.account SELECT * FROM `{own}`.account"))
+        connection.commit()
+        connection.execute(text(f"USE `{own}`"))
+        assert INBOX.accept(connection, KEY) is Verdict.DUPLICATE
+
+
+@on("mariadb")
+def test_a_connection_that_is_lost_after_accept(engine: Engine) -> None:
+    """The caller gets the driver's error."""
+    with engine.connect() as connection, engine.connect() as killer:
+        INBOX.accept(connection, KEY)
+        killer.execute(text(f"KILL {connection.scalar(text('SELECT connection_id()'))}"))
+        with pytest.raises(OperationalError) as caught:
+            connection.execute(text("SELECT 1"))
+    assert caught.value.connection_invalidated
 
 
 @on("mariadb")
