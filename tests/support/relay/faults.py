@@ -178,6 +178,7 @@ class Run:
         drawn = Faults(self.seed, cast, self.engine, self.crashes, weights)
         try:
             drawn.happen(faults)
+            wait_until(lambda: count(self.engine, MADE) > faults, END)
             cast.end("producer")
             wait_until(lambda: count(self.engine, TABLES.message) == 0, END)
             cast.end("relay")
