@@ -37,7 +37,9 @@ def answer_many(
     verdicts, claim = accept_many(connection, tables, consumer, messages, terms)
     for verdict, count in Counter(verdicts).items():
         if (hooks := terms.hooks) is not None or verdict is Verdict.NEW:
-            its = [key for key, each in zip(messages.keys, verdicts, strict=True) if each is verdict]
+            its = messages.keys
+            if count < len(verdicts):
+                its = [key for key, each in zip(its, verdicts, strict=True) if each is verdict]
             taken = KeyBatch(tables, consumer, claim, its) if verdict is Verdict.NEW else None
             about = {"kind": _KINDS[verdict], "consumer": consumer, "key": its[0] if count == 1 else ""}
             announce(connection, hooks, taken, count=count, **about)
