@@ -172,7 +172,7 @@ def test_a_lost_connection_counts_against_no_message(django: Any, database: Data
         with django.cursor() as cursor:
             cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
 
-    (decision,) = Listener(max_attempts=1, failures=lambda _: 0).decide(["1"], bill)
+    decision = Listener(max_attempts=1, failures=lambda _: 0).decide_here("1", bill)
     assert decision.action is Action.RETRY
     assert decision.outcome is not None
     assert not decision.outcome.is_failure
