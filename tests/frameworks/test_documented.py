@@ -20,10 +20,11 @@ from tests.support.program import ROOT
 pytest_plugins = ["tests.support.brokers.kafka_fixtures", "tests.support.brokers.rabbit_fixtures"]
 
 PAGE = ROOT / "docs" / "frameworks.md"
-NAMES = ("aiokafka", "celery", "django", "dramatiq", "faststream", "flask_sqlalchemy")
+NAMES = ("aiokafka", "celery", "django", "dramatiq", "faststream", "flask_sqlalchemy", "taskiq")
 for _name in NAMES:
     pytest.importorskip(_name, reason=f"{_name} is not installed here: make frameworks")
 
+OWN = "import AioPikaBroker, Queue, QueueType"
 Page = Callable[..., dict[str, Any]]
 
 
@@ -103,6 +104,41 @@ def test_an_actor_of_dramatiq_loses_nothing(
             names["rabbitmq"].close()
     for each in (name, f"{name}.DQ", f"{name}.XQ"):
         queues.do(lambda channel, each=each: channel.queue_delete(each))  # type: ignore[misc]
+    assert billed(engine) == ["1", "2", "held"]
+
+
+def test_a_task_of_taskiq_loses_nothing(page: Page, engine: Engine, queues: Queues) -> None:
+    """A message in flight stays with RabbitMQ until it is taken, also if its worker ends before that, and
+    duplicates are acknowledged."""
+    name = queues.new()
+    queues.do(lambda channel: channel.queue_delete(name))  # taskiq makes its own
+    receive = pytest.importorskip("taskiq.api").run_receiver_task
+    # The test's server has one node only, so no quorum.
+    own = f'Queue(name="{name}", type=QueueType.CLASSIC, durable=False)'
+    named = {"amqp://rabbitmq/": queues.url, 'Queue(name="orders")': own, "import AioPikaBroker, Queue": OWN}
+
+    async def run() -> None:
+        for ends_early in (True, False):
+            names = page("taskiq_aio_pika", **named)
+            broker = names["broker"]
+            broker.is_worker_process = True
+            await broker.startup()
+            if ends_early:
+                for number in ("1", "1", "held", "2"):
+                    await names["bill_order"].kiq({"id": number, "cents": 5})
+            working = asyncio.create_task(receive(broker))
+            await asyncio.to_thread(wait_until, lambda: len(billed(engine)) == 2)
+            if not ends_early:
+                other.rollback()
+                await asyncio.to_thread(wait_until, lambda: len(billed(engine)) == 3)
+            working.cancel()
+            await asyncio.wait([working])
+            await broker.shutdown()
+
+    with engine.connect() as other:
+        assert Inbox("billing").accept(other, "held")
+        asyncio.run(run())
+    queues.do(lambda channel: channel.queue_delete(name))
     assert billed(engine) == ["1", "2", "held"]
 
 
