@@ -1,11 +1,14 @@
-"""A group of commands, whose help fits a terminal."""
+"""A group of commands, whose help fits a terminal, and whose errors name the options as they are typed."""
 
+import re
 from collections.abc import Callable
 from inspect import cleandoc
 from typing import Any, TypeVar
 
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup
+
+from inbox.errors import InvalidOption
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -16,6 +19,13 @@ class _CommandWithHelp(TyperCommand):
 
     def get_params(self, ctx: Any) -> Any:
         return _without_types(super().get_params(ctx))
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except InvalidOption as error:
+            error.args = (_as_typed(str(error), self.params, ctx.params),)
+            raise
 
 
 class _GroupWithHelp(TyperGroup):
@@ -50,3 +60,20 @@ def _without_types(parameters: list[Any]) -> list[Any]:
         if isinstance(each, TyperArgument):
             each.display_type_rich = lambda **_: None  # type: ignore[method-assign]
     return parameters
+
+
+def _as_typed(message: str, parameters: list[Any], values: dict[str, Any]) -> str:
+    """The message, where it begins with the name of a Python argument that has an option: with the option, and
+    with a time as it was given."""
+    options = {
+        name: each
+        for each in parameters
+        if each.opts[0].startswith("--")
+        for name in (each.name, each.name + "s")  # an option that can be given several times
+    }
+    name = re.match(r"[\w-]+(?=[=:])", message)
+    option = options.get(name[0].replace("-", "_")) if name else None
+    if name is None or option is None:
+        return message
+    rest = re.sub(r"^=datetime\.timedelta\(.*?\)", f"={values[option.name]!r}", message[name.end() :])
+    return option.opts[0] + rest

@@ -15,7 +15,7 @@ from inbox.errors import InvalidKey, InvalidOption
 from inbox_outbox._connect import Json, Prefix, Schema, StoreUrl, store_at
 from inbox_outbox._exit import UNFINISHED
 from inbox_outbox._operating.progress import ProgressLine
-from inbox_outbox._running.brokers import kafka_settings, remember, remember_secret
+from inbox_outbox._running.brokers import kafka_settings, naming, remember, remember_secret
 from inbox_outbox_base.words.counted import counted
 from inbox_outbox_base.words.redriven import Redriven
 
@@ -96,7 +96,8 @@ def redrive(
             wanted.append(lambda message: _will_run(store, retried, key_of(message)))
         opened.enter_context(ProgressLine(f"reading {dead_letters}"))
         only = (lambda message: all(each(message) for each in wanted)) if wanted else None
-        done = moving(where, dead_letters, to=into, only=only, limit=limit, dry_run=dry_run)
+        with naming(url="--broker", to="--into"):
+            done = moving(where, dead_letters, to=into, only=only, limit=limit, dry_run=dry_run)
     say(json, asdict(done), _described(done, dry_run=dry_run))
     if done.failed:
         raise typer.Exit(UNFINISHED)

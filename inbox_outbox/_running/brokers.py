@@ -1,5 +1,6 @@
 """Opens a publisher for a broker's URL."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -32,18 +33,30 @@ def publisher_at(to: str, exchange: str, timeout: timedelta) -> Iterator[Publish
     scheme, _, rest = to.partition("://")
     if exchange and scheme in ("kafka", "rocketmq", "rocketmqs"):
         raise InvalidOption(f"--exchange={exchange!r}: only RabbitMQ has exchanges")
-    if scheme in ("amqp", "amqps") and rest:
-        publisher = _rabbitmq(to, exchange, timeout)
-    elif scheme == "kafka" and rest:
-        publisher = _kafka(rest, timeout)
-    elif scheme in ("rocketmq", "rocketmqs") and rest:
-        publisher = _rocketmq(to, timeout)
-    else:
-        raise InvalidOption(f"--to: expected {EXPECTED}")
+    with naming(url="--to"):
+        if scheme in ("amqp", "amqps") and rest:
+            publisher = _rabbitmq(to, exchange, timeout)
+        elif scheme == "kafka" and rest:
+            publisher = _kafka(rest, timeout)
+        elif scheme in ("rocketmq", "rocketmqs") and rest:
+            publisher = _rocketmq(to, timeout)
+        else:
+            raise InvalidOption(f"--to: expected {EXPECTED}")
+        try:
+            yield publisher
+        finally:
+            publisher.close()
+
+
+@contextmanager
+def naming(**options: str) -> Iterator[None]:
+    """Errors about these arguments of ours name the options from which they come."""
     try:
-        yield publisher
-    finally:
-        publisher.close()
+        yield
+    except InvalidOption as error:
+        for name, option in options.items():
+            error.args = (re.sub(rf"^{name}(?=[=:])", option, str(error)),)
+        raise
 
 
 def system_of(to: str) -> str:

@@ -30,7 +30,7 @@ def test_drain(postgres: Database, rocketmq: Topics) -> None:
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["--to", "rocketmq://key:s3cr3t@host:port"], "url: expected rocketmq://"),
+        (["--to", "rocketmq://key:s3cr3t@host:port"], "--to: expected rocketmq://"),
         (["--to", "rocketmq://key:s3cr3t@host", "--exchange", "e"], "only RabbitMQ has exchanges"),
     ],
 )

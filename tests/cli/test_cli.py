@@ -64,7 +64,7 @@ def test_a_schema(database: Database, way: list[str]) -> None:
     databases it is a usage error."""
     done = inbox_outbox("migrate", *way, "--schema", "my app", url=database.url)
     if database.name != "postgresql":
-        assert error(done) == "schema='my app': only PostgreSQL has schemas inside a database"
+        assert error(done) == "--schema='my app': only PostgreSQL has schemas inside a database"
         assert done.returncode == 2
         return
     output = succeeded(done)

@@ -202,14 +202,14 @@ def test_a_dry_run_of_a_purge(migrated: Database) -> None:
         ("outbox drop 1 --all dead", "expected the id of a message, or --dead-older-than, or --all"),
         ("outbox drop --dead-older-than 1d --key a", "--key, --error: expected only with --all"),
         ("outbox drop 1 --topic a", "--topic: expected only with --dead-older-than or --all"),
-        ("outbox peek --state delayed --error a", "error='a': delayed messages have none"),
-        ("outbox pause --why=", "why='': 0 characters, expected 1 to 1,000"),
+        ("outbox peek --state delayed --error a", "--error='a': delayed messages have none"),
+        ("outbox pause --why=", "--why='': 0 characters, expected 1 to 1,000"),
         ("inbox retry --all dead orders a", "expected a consumer and a key, or --all"),
         ("inbox retry orders a --key b", "--consumer, --key, --error, --dry-run: expected only with --all"),
         ("inbox retry orders a --dry-run", "--consumer, --key, --error, --dry-run: expected only with --all"),
         ("inbox retry --all halted", "--all='halted': expected dead or failed"),
         ("inbox release --all dead", "--all='dead': expected consuming"),
-        ("decisions --limit 0", "limit=0: expected a whole number, one or more"),
+        ("decisions --limit 0", "--limit=0: expected a whole number, one or more"),
     ],
 )
 def test_wrong_usage(arguments: str, said: str) -> None:

@@ -147,7 +147,7 @@ def test_our_driver_is_missing(monkeypatch: pytest.MonkeyPatch, scheme: str, hid
 )
 def test_a_driver_that_cannot_be_used(url: str, said: str) -> None:
     """The error says what to type instead; the exit code is 2."""
-    assert misused("inbox", "status", url=url).startswith(f"url: {said}")
+    assert misused("inbox", "status", url=url).startswith(f"--url: {said}")
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_the_address_of_a_program_with_another_driver(
 )
 def test_a_bad_address(url: str) -> None:
     """An invalid URL is a usage error with exit code 2, and the error does not repeat it."""
-    assert misused("inbox", "status", url=url).startswith("url: ")
+    assert misused("inbox", "status", url=url).startswith("--url: ")
 
 
 @pytest.mark.parametrize(
@@ -213,11 +213,11 @@ def test_an_address_in_the_wrong_place(arguments: list[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["purge", "--batch", "0"], "batch=0: expected a whole number, one or more"),
-        (["purge", "--batch", "-5"], "batch=-5: expected a whole number, one or more"),
+        (["purge", "--batch", "0"], "--batch=0: expected a whole number, one or more"),
+        (["purge", "--batch", "-5"], "--batch=-5: expected a whole number, one or more"),
         (["purge", "--batch", "many"], "--batch"),
-        (["purge", "--batch", str(2**64)], f"batch={2**64}: expected at most 2147483647"),
-        (["list", "--limit", str(2**31)], f"limit={2**31}: expected at most 2147483647"),
+        (["purge", "--batch", str(2**64)], f"--batch={2**64}: expected at most 2147483647"),
+        (["list", "--limit", str(2**31)], f"--limit={2**31}: expected at most 2147483647"),
         (["purge", "--older-than", "7"], "--older-than='7': expected a time such as 30s"),
         (["purge", "--older-than", ""], "--older-than='': expected a time such as 30s"),
         (["purge", "--older-than", "-1d"], "--older-than='-1d': expected"),
@@ -230,7 +230,7 @@ def test_an_address_in_the_wrong_place(arguments: list[str]) -> None:
         (["purge", "--budget", "P"], "--budget='P': expected a time such as 30s"),
         (["purge", "--budget", f"P{'9' * 5_000}D"], "expected at most 36500d"),
         (["purge", "--oldest-unconsumed", "yesterday"], "--oldest-unconsumed='yesterday': expected"),
-        (["purge", "--consumer", ""], "consumer='': expected 1 to 128 bytes"),
+        (["purge", "--consumer", ""], "--consumer='': expected 1 to 128 bytes"),
         (["purge", "--nonsense"], "No such option"),
         (["show", "billing"], "Missing argument"),
         (["show", "billing", ""], "expected 1 to 512 bytes"),
@@ -246,7 +246,7 @@ def test_wrong_usage(arguments: list[str], said: str) -> None:
 def test_the_inbox_elsewhere_has_a_bad_address() -> None:
     """An error about the address of a second database names its option."""
     arguments = "audit", "--topic", "orders", "--consumer", "billing", "--inbox-url", "shop"
-    assert misused(*arguments).startswith("inbox-url: expected something like postgresql://")
+    assert misused(*arguments).startswith("--inbox-url: expected something like postgresql://")
 
 
 def test_no_address(monkeypatch: pytest.MonkeyPatch) -> None:

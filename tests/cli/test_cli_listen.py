@@ -122,9 +122,9 @@ def test_an_address_that_cannot_be_used(postgres: Database) -> None:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
         done = in_this_process("metrics", "--listen", listen, url=url)
         assert done.returncode == 2
-        assert error(done).startswith(f"listen='{listen}': ")
+        assert error(done).startswith(f"--listen='{listen}': ")
     done = in_this_process("--log-format", "json", "metrics", "--listen", "x", url=url)
     (only,) = done.stderr.splitlines()
     said = json.loads(only)
-    assert said["message"] == "listen='x': expected HOST:PORT, such as 127.0.0.1:8080"
+    assert said["message"] == "--listen='x': expected HOST:PORT, such as 127.0.0.1:8080"
     assert (said["level"], done.returncode) == ("ERROR", 2)

@@ -242,7 +242,7 @@ def test_audit_of_an_inbox_elsewhere(engine: Engine, run: Run, postgres: Databas
 
 
 WRONG: list[tuple[list[str], str]] = [
-    (["peek", "--limit", "0"], "limit=0: expected a whole number"),
+    (["peek", "--limit", "0"], "--limit=0: expected a whole number"),
     (["peek", "--state", "lost"], "--state"),
     (["peek", "--dead", "--state", "held"], "--dead, --state='held': expected one of the two"),
     (["peek", "--errors-first", "--dead"], "--errors-first, --state='dead': expected one of the two"),

@@ -217,7 +217,7 @@ def test_a_message_in_another_status(store: Store, run: Callable[..., Done]) -> 
     ("arguments", "said"),
     [
         (["list", "--status", "lost"], "--status"),
-        (["list", "--limit", "0"], "limit=0: expected a whole number"),
+        (["list", "--limit", "0"], "--limit=0: expected a whole number"),
         (["list", "--consumer", ""], "consumer='': expected 1 to 128 bytes"),
         (["retry", CONSUMER], "expected a consumer and a key, or --all"),
         (["retry", CONSUMER, ""], "expected 1 to 512 bytes"),
@@ -290,9 +290,9 @@ def test_what_redis_has_not(place: Place) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--schema", "app"], "schema='app': only PostgreSQL has schemas inside a database"),
-        (["--prefix", ""], "prefix='': expected some text"),
-        (["--limit", "0"], "limit=0: expected a whole number, one or more"),
+        (["--schema", "app"], "--schema='app': only PostgreSQL has schemas inside a database"),
+        (["--prefix", ""], "--prefix='': expected some text"),
+        (["--limit", "0"], "--limit=0: expected a whole number, one or more"),
     ],
 )
 def test_wrong_usage_with_redis(place: Place, options: list[str], said: str) -> None:
@@ -305,7 +305,7 @@ def test_a_bad_address_of_a_redis() -> None:
     """A URL that redis-py rejects is a usage error."""
     done = in_this_process("inbox", "list", url="redis://127.0.0.1/0?socket_timeout=soon")
     assert done.returncode == 2
-    assert error(done).startswith("url: ")
+    assert error(done).startswith("--url: ")
 
 
 @on("redis", fixture="place")

@@ -153,7 +153,7 @@ def test_invalid_features(postgres: Database) -> None:
         with pytest.raises(InvalidOption, match=r"features=.*expected some of inbox"):
             metadata_for(*names)
     done = inbox_outbox("migrate", "--feature", "mailbox", url=postgres.url)
-    assert (done.returncode, error(done)[:22]) == (2, "features=['mailbox']: ")
+    assert (done.returncode, error(done)[:23]) == (2, "--feature=['mailbox']: ")
 
 
 def test_every_revision_names_its_features() -> None:
