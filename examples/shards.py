@@ -166,7 +166,8 @@ def run(bank: Bank, urls: list[URL], chance: random.Random, transfers: int, kill
     try:
         for number in range(transfers):
             source, target = chance.sample(ACCOUNTS, 2)
-            transfer = {"id": f"transfer-{number}", "from": source, "to": target, "cents": 1 + number}
+            transfer: dict[str, str | int] = {"id": f"transfer-{number}", "from": source, "to": target}
+            transfer["cents"] = 1 + number
             for _ in range(2):  # the client did not get the first answer
                 bank.transfer(transfer)
             if number in killed:

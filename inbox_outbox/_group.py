@@ -63,8 +63,8 @@ def _without_types(parameters: list[Any]) -> list[Any]:
 
 
 def _as_typed(message: str, parameters: list[Any], values: dict[str, Any]) -> str:
-    """The message, where it begins with the name of a Python argument that has an option: with the option, and
-    with a time as it was given."""
+    """The message. A Python argument at its beginning that has an option becomes the option; a time is shown
+    as it was given."""
     options = {
         name: each
         for each in parameters
@@ -76,4 +76,4 @@ def _as_typed(message: str, parameters: list[Any], values: dict[str, Any]) -> st
     if name is None or option is None:
         return message
     rest = re.sub(r"^=datetime\.timedelta\(.*?\)", f"={values[option.name]!r}", message[name.end() :])
-    return option.opts[0] + rest
+    return f"{option.opts[0]}{rest}"

@@ -11,8 +11,10 @@ from typing import Annotated, Any
 import typer
 
 import inbox
-from inbox import BulkResult, SqlStore, Status, Store
-from inbox.errors import InvalidOption
+from inbox import BulkResult, Record, SqlStore, Status, Store
+from inbox.errors import InvalidOption, TablesMissing
+from inbox.schema import tables
+from inbox_outbox_base.checks.missing import is_there
 
 from ._connect import Json, Prefix, Schema, StoreUrl, store_at
 from ._operating.deciding import (
@@ -66,7 +68,12 @@ def list_messages(
     with store_at(url, schema, prefix) as store:
         place = place_of_store(store, url, schema, prefix)
         filters: dict[str, Any] = {"consumer": consumer, "status": status, "key": key, "error": error}
-        found = inbox.list_messages(store, limit=limit, **filters)
+        found: list[Record] = []
+        try:
+            found = inbox.list_messages(store, limit=limit, **filters)
+        except TablesMissing:
+            if not (isinstance(store, SqlStore) and is_there(store.engine, tables(schema).message)):
+                raise  # else an application with the exactly-once path alone
     if json:
         as_json([as_object(record) for record in found])
     else:

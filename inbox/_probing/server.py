@@ -97,7 +97,8 @@ def _handler(parts: tuple[HasProbe, ...], metrics: Metrics | None) -> Any:
         if path == "/metrics" and metrics is not None:
             return 200, *metrics()
         if path not in ("/live", "/ready"):
-            return 404, b"ask for /live, /ready or /metrics\n", "text/plain"
+            further = "; this program has no metrics" if metrics is None else " or /metrics"
+            return 404, f"ask for /live, /ready{further}\n".encode(), "text/plain"
         probes = [part.probe() for part in parts]
         is_good = all(each.is_live if path == "/live" else each.is_ready for each in probes)
         body = json.dumps([_described(each) for each in probes]).encode() + b"\n"

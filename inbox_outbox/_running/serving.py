@@ -18,7 +18,9 @@ from inbox_outbox_base.monitoring.events import Hook
 
 from .log import telling
 
-LISTEN = "Answer /live, /ready and /metrics at this address, such as 0.0.0.0:9464."
+LISTEN = (
+    "Answer /live, /ready and, with the extra prometheus, /metrics at this address, such as 0.0.0.0:9464."
+)
 Listen = Annotated[str | None, typer.Option(help=f"{LISTEN} By default nowhere.", metavar="HOST:PORT")]
 
 LOGGERS = ("inbox_outbox.listen", "inbox.metrics")
@@ -69,7 +71,7 @@ def _exports(listen: str, engines: Mapping[str, Engine], schema: str | None, sys
         from inbox_outbox.metrics import OverviewGauges
         from inbox_outbox.prometheus import PrometheusMetrics
     except ModuleNotFoundError as error:
-        _log.warning("there is no /metrics: %s", error)
+        _log.warning("there is no /metrics: install inbox-outbox[prometheus] (%s)", error)
         return Exports(listen)
     made = PrometheusMetrics()
     OverviewGauges(engines, schema=schema, meter_provider=made.provider)

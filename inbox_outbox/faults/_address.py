@@ -4,7 +4,7 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 
 from ._mysql import MySQLWire
 from ._postgresql import PostgreSQLWire
@@ -41,11 +41,13 @@ _SCHEMES = {
 
 @dataclass(frozen=True, slots=True)
 class DatabaseAddress:
-    """The address that `url=` names. `dialogue` is None for SQLite, which has no network."""
+    """The address that `url=` names. `dialogue` is None for SQLite, which has no network; `database` is empty
+    if it names none."""
 
     dialogue: Dialogue | None
     host: str = ""
     port: int = 0
+    database: str = ""
 
     @property
     def name(self) -> str:
@@ -66,14 +68,30 @@ class DatabaseAddress:
                 variables |= {self.dialogue.host_variable: _HERE, self.dialogue.port_variable: str(port)}
         return variables
 
+    def databases(self, further: Mapping[str, str]) -> frozenset[str]:
+        """The databases in which the handler may work: that of `url`, and those that variables of the caller
+        name. Empty if `url` names none: then it may work in all."""
+        if not self.database:
+            return frozenset()
+        return frozenset(
+            {self.database, *(_database(each) for each in map(self._here, further.values()) if each)}
+        )
+
+    def names_of(self, database: str) -> list[str]:
+        """The environment variables that are URLs of this database on this server."""
+        found = {name: self._here(value) for name, value in os.environ.items()}
+        return [name for name, parts in found.items() if parts and _database(parts) == database]
+
+    def _here(self, value: str) -> SplitResult | None:
+        """The parts of a URL with this host and port; else nothing."""
+        parts = _split(value) if "://" in value else None
+        if parts is None or self.dialogue is None or _dialogue(parts) is not self.dialogue:
+            return None
+        return parts if (parts.hostname, parts.port or self.dialogue.port) == (self.host, self.port) else None
+
     def _led(self, value: str, port: int) -> str:
-        if "://" not in value:
-            return value
-        parts = _split(value)
-        if parts is None or self.dialogue is None:
-            return value
-        there = (parts.hostname, parts.port or self.dialogue.port)
-        if _dialogue(parts) is not self.dialogue or there != (self.host, self.port):
+        parts = self._here(value)
+        if parts is None:
             return value
         user, at, _ = parts.netloc.rpartition("@")
         given = parse_qsl(parts.query, keep_blank_values=True)
@@ -95,7 +113,11 @@ def address_of(url: str) -> DatabaseAddress:
         raise ValueError(f"url: {scheme!r} is none of postgresql, mysql, mariadb and sqlite")
     if not parts.hostname:
         raise ValueError("url: it names no host; the proxy needs one, and does not speak to sockets of files")
-    return DatabaseAddress(dialogue, parts.hostname, parts.port or dialogue.port)
+    return DatabaseAddress(dialogue, parts.hostname, parts.port or dialogue.port, _database(parts))
+
+
+def _database(parts: SplitResult) -> str:
+    return unquote(parts.path[1:])
 
 
 def _dialogue(parts: SplitResult) -> Dialogue | None:

@@ -50,6 +50,7 @@ def exactly_once(
             digits, which has to be in the ids of the messages, and so in the rows that they lead to.
         url: where the database is: PostgreSQL, MySQL, MariaDB or SQLite. The handler's process gets the
             proxy's address in its place, in each environment variable that is a URL with this host and port.
+            It reaches no other database of the server, except those that variables in `environ` name.
             No other program may write to the tables meanwhile.
         effects: a function that reads from the database, without the proxy, how often each business row is
             there: a Counter. Rows of a run may differ from those of another only by the run's number.
@@ -65,7 +66,7 @@ def exactly_once(
 
     Raises:
         UnusableHandler: the handler cannot be tried: it cannot be loaded, raises without a fault, does not
-            connect to `url`, or has effects that differ from run to run.
+            connect to `url` or connects to another database, or has effects that differ from run to run.
         ValueError: an argument cannot be used.
         TypeError: an argument is of the wrong type.
     """
@@ -76,7 +77,9 @@ def exactly_once(
     seed = secrets.randbelow(10**6) if seed is None else seed
     chance = random.Random(seed)
     stage = Stage()
-    proxy = WireProxy(address.connect, address.dialogue.wire, stage) if address.dialogue else None
+    proxy = None
+    if address.dialogue:
+        proxy = WireProxy(address.connect, address.dialogue.wire, stage, address.databases(environ))
     try:
         if proxy is not None:
             stage.on_begin = lambda pid: setattr(proxy, "owner", pid)
@@ -87,7 +90,7 @@ def exactly_once(
             options = TrialOptions(messages=messages, effects=effects, lease=lease, restart=restart)
             trials = FaultTrials(launcher, stage, options, chance)
             spots, number = trials.without_fault()
-            if proxy is not None and not proxy.opened:
+            if proxy is not None and (proxy.refused or not proxy.opened):
                 raise UnusableHandler(_elsewhere(address))
             reasons = _reasons(address, spots, number, lease=lease, restart=restart)
             faults = plan(spots, {*reasons, *(set(FaultKind) - kinds)})
@@ -96,6 +99,10 @@ def exactly_once(
             tried, violations, missed = _try(trials, faults, sample(faults, limit, chance))
         finally:
             launcher.close()
+    except UnusableHandler:
+        if proxy is not None and proxy.refused:
+            raise UnusableHandler(_another(address, proxy.refused)) from None
+        raise
     finally:
         if proxy is not None:
             proxy.close()
@@ -188,6 +195,17 @@ def _check(*, lease: float | None, limit: int | None, seed: int | None, **functi
         raise ValueError(f"limit: expected at least 1, got {limit!r}")
     if seed is not None and not isinstance(seed, int):
         raise TypeError(f"seed: expected a whole number, got {seed!r}")
+
+
+def _another(address: DatabaseAddress, databases: Collection[str]) -> str:
+    name = min(databases)
+    variables = address.names_of(name)
+    which = f", which {' and '.join(sorted(variables))} in the environment names" if variables else ""
+    return (
+        f"url: it names the database {address.database!r}, but the handler asked for {name!r}{which}; "
+        "nothing was sent there. environ= sets the variable; where the handler needs both, let a variable in "
+        "environ= name the other one"
+    )
 
 
 def _elsewhere(address: DatabaseAddress) -> str:

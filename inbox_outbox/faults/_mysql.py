@@ -6,9 +6,11 @@ from enum import Enum, auto
 
 from ._wire import Piece
 
+_USE = 0x02
 _QUERY, _PREPARE, _EXECUTE, _BULK = 0x03, 0x16, 0x17, 0xFA
 _HIDDEN = 1 << 5 | 1 << 11 | 1 << 24 | 1 << 26 | 1 << 27
 """What the server may not offer: compression, TLS, answers without EOF, zstd, query attributes."""
+_WITH_DATABASE, _PASSWORD, _LONG_PASSWORD = 1 << 3, 1 << 15, 1 << 21
 _MORE, _CURSOR = 0x0008, 0x0040
 _LAST = 9
 """Bytes of the longest EOF packet, with its header."""
@@ -31,6 +33,7 @@ class MySQLWire:
         self._sent = bytearray()
         self._received = bytearray()
         self._is_greeted = False
+        self._has_login = False
         self._continues = False
         self._answer = _Answer.NOTHING
         self._preparing = ""
@@ -43,7 +46,13 @@ class MySQLWire:
             # A command begins a sequence, and so does a packet that has the rest of a long one.
             is_command = packet[3] == 0 and len(packet) > 4 and not self._continues
             self._continues = packet[:3] == b"\xff\xff\xff"
-            yield Piece(packet, statement=self._statement(packet[4], packet[5:]) if is_command else None)
+            if is_command and packet[4] == _USE:
+                yield Piece(packet, database=packet[5:].decode("utf-8", "replace"))
+            elif is_command:
+                yield Piece(packet, statement=self._statement(packet[4], packet[5:]))
+            else:
+                yield Piece(packet, database=None if self._has_login else _database(packet[4:]))
+                self._has_login = True
 
     def from_server(self, data: bytes) -> Iterator[Piece]:
         """One piece for each packet; the greeting is changed."""
@@ -118,6 +127,19 @@ def _greeting(packet: bytes) -> bytes:
     struct.pack_into("<H", body, place + 5, offered >> 16)
     body[place + 14 : place + 18] = bytes(4)  # MariaDB's own
     return packet[:4] + bytes(body)
+
+
+def _database(login: bytes) -> str | None:
+    """The database that a connection begins with, if it names one."""
+    flags = int.from_bytes(login[:4], "little")
+    if not flags & _WITH_DATABASE:
+        return None
+    place = login.index(b"\0", 32) + 1  # behind the user's name
+    if flags & (_LONG_PASSWORD | _PASSWORD):
+        place += 1 + login[place]  # a longer one than 250 bytes is not sent here
+    else:
+        place = login.index(b"\0", place) + 1
+    return login[place : login.index(b"\0", place)].decode("utf-8", "replace")
 
 
 def _status(body: bytes) -> int:

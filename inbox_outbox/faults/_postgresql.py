@@ -37,7 +37,10 @@ class PostgreSQLWire:
                 return
             message = _take(self._sent, length)
             self._has_begun = code not in _ENCRYPTION
-            yield Piece(message) if self._has_begun else Piece(b"", reply=b"N")
+            if self._has_begun:
+                yield Piece(message, database=_database(message[8:]))
+            else:
+                yield Piece(b"", reply=b"N")
         while self._has_begun and (message := _message(self._sent)):
             self._waiting += message
             statement = self._statement(message[:1], message[5:])
@@ -78,6 +81,14 @@ class PostgreSQLWire:
         elif kind == b"F":  # a function call of the older kind, as for large objects
             self._requests.append(False)
         return None
+
+
+def _database(startup: bytes) -> str | None:
+    """The database that a connection begins with; PostgreSQL's default is the user's name."""
+    words = startup.split(b"\0")
+    options = dict(zip(words[::2], words[1::2], strict=False))
+    name = options.get(b"database", options.get(b"user"))
+    return None if name is None else name.decode("utf-8", "replace")
 
 
 def _message(buffer: bytearray) -> bytes:

@@ -3,7 +3,7 @@
 import socket
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
@@ -54,12 +54,19 @@ class WireProxy:
     """Listens on 127.0.0.1:`port` and passes on what `watcher` does not stop.
 
     `owner`: whose the connections are that are opened from now on. `opened`, `ended`: how many connections
-    there were, and how many of them have ended. `links`: the others.
+    there were, and how many of them have ended. `links`: the others. `refused`: databases that are not among
+    `databases` and that a client asked for; its connection breaks.
     """
 
     def __init__(
-        self, connect: Callable[[], socket.socket], wire: Callable[[], Wire], watcher: Watcher
+        self,
+        connect: Callable[[], socket.socket],
+        wire: Callable[[], Wire],
+        watcher: Watcher,
+        databases: Collection[str] = (),
     ) -> None:
+        self.refused: set[str] = set()
+        self._databases = databases
         self.owner: Any = None
         self.opened = 0
         self.ended = 0
@@ -114,6 +121,9 @@ class WireProxy:
     def _to_server(self, link: WireLink) -> bool:
         while chunk := link.client.recv(_CHUNK):
             for piece in link.wire.from_client(chunk):
+                if piece.database is not None and self._databases and piece.database not in self._databases:
+                    self.refused.add(piece.database)
+                    return False
                 if piece.reply:
                     link.client.sendall(piece.reply)
                 if piece.statement is not None:

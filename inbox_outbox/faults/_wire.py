@@ -10,13 +10,15 @@ class Piece:
     """Bytes that are passed on together.
 
     `statement`: the SQL that the server runs when it gets them. `ends`: with them, the answer to a statement
-    is complete. `reply`: what the client gets at once, instead of an answer from the server.
+    is complete. `reply`: what the client gets at once, instead of an answer from the server. `database`: the
+    one that the client asks for with them.
     """
 
     data: bytes
     statement: str | None = None
     ends: bool = False
     reply: bytes = b""
+    database: str | None = None
 
 
 class Wire(Protocol):

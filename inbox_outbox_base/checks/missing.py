@@ -46,7 +46,10 @@ def is_there(place: Connection | Engine, table: Table) -> bool:
 
 def missing_table(table: Table) -> str:
     """The error text for a missing table."""
-    return f"table {table.fullname} is not in this database; create it with `inbox-outbox migrate --url URL`"
+    return (
+        f"table {table.fullname} is not in this database; create it with `inbox-outbox migrate --url URL`, "
+        "or in your own Alembic history if that has made the others"
+    )
 
 
 def schema_of(place: Connection | Engine, table: Table) -> str | None:

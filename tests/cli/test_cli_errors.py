@@ -86,6 +86,8 @@ def test_missing_tables(database: Database) -> None:
     for command in [*COMMANDS[1:-1], *(each.split() for each in others)]:
         message = judged(in_this_process(*command, url=url), code=1)
         assert "create it with `inbox-outbox migrate --url URL`" in message, command
+    assert in_this_process("migrate", "--feature", "inbox", url=url).returncode == 0
+    assert "no messages of status-table mode" in in_this_process("inbox", "list", url=url).stdout
 
 
 @pytest.mark.parametrize("extra", [[], ["--sql"]])

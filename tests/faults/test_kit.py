@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import make_url
 
 from examples.embedded_postgres import EmbeddedPostgres
 from inbox_outbox import faults
@@ -17,9 +18,9 @@ from inbox_outbox.faults._plan import plan, sample
 from inbox_outbox.faults._stage import Spot, SpotKind, Stage
 from tests import servers
 from tests.servers import Server
-from tests.support.database import Database
+from tests.support.database import Database, make_tables
 from tests.support.faults.shop import Shop, messages
-from tests.support.on_servers import on
+from tests.support.on_servers import each_on, on
 
 RIGHT = "tests.support.faults.right_handlers"
 
@@ -151,6 +152,28 @@ def test_what_cannot_be_tried(shop: Shop, plain: str) -> None:
     elsewhere = {"environ": {"SHOP_URL": shop.url.replace("127.0.0.1", "localhost")}}
     with pytest.raises(UnusableHandler, match=r"opened no connection to 127\.0\.0\.1.*setdefault"):
         shop.under_faults(f"{plain}:insists", **elsewhere)
+
+
+@each_on("postgresql", "handler", ["by_hand", "asynchronous"], 2, among=("mariadb",))
+def test_another_database_of_the_server(
+    shop: Shop, server: Server, handler: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where variables name another database than `url`, nothing reaches that one, and the error names both,
+    unless the caller has said that the handler may work there."""
+    database = Database(server, server.new_database())
+    make_tables(database.url)
+    other = Shop(database)
+    for name, value in other.environ.items():
+        monkeypatch.setenv(name, value)
+    names = [make_url(each.url).database for each in (shop, other)]
+    said = "it names the database {!r}, but the handler asked for {!r}, which SHOP_ASYNC_URL and SHOP_URL in"
+    with pytest.raises(UnusableHandler, match=said.format(*names)):
+        exactly_once(f"{RIGHT}:{handler}", messages, url=shop.url, effects=shop.bills)
+    assert other.bills() == Counter()
+    with pytest.raises(UnusableHandler, match="it counts nothing"):
+        shop.under_faults(f"{RIGHT}:{handler}", environ=other.environ)
+    assert other.bills() != Counter()
+    database.close()
 
 
 @on("postgresql")

@@ -1,5 +1,6 @@
 """The code in README.md and docs/ runs."""
 
+import re
 import subprocess
 import sys
 from contextlib import ExitStack, closing
@@ -91,7 +92,7 @@ def test_the_service_is_the_one_in_the_examples() -> None:
     assert len(shown) == 3
     for first, code in shown:
         (file,) = (ROOT / "examples/service").rglob(first.removeprefix("# "))
-        for part in code.split("    ...\n"):
+        for part in re.split(r"^ *\.\.\.\n", code, flags=re.MULTILINE):
             assert part in file.read_text(), first
 
 

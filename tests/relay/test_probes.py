@@ -50,7 +50,7 @@ def test_a_relay_from_begin_to_end(engine: Engine) -> None:
             assert json.loads(body) == [
                 {"name": "relay one", "live": True, "ready": True, "says": [rejected]}
             ]
-            assert asked(place, "/metrics")[0] == 404
+            assert asked(place, "/metrics") == (404, "ask for /live, /ready; this program has no metrics\n")
         assert asked(place, "/live")[0] == asked(place, "/ready")[0] == 503
     assert relay.probe().says[:2] == ("it has ended", "it is stopping")
 
