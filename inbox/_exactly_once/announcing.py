@@ -11,6 +11,7 @@ raises: on PostgreSQL it would be a ROLLBACK without an error.
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
@@ -24,10 +25,17 @@ from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.blame import AFTER_BODY
 from inbox_outbox_base.errors.inbox import TransactionAborted
 from inbox_outbox_base.monitoring.events import Event, Hooks
+from inbox_outbox_base.tables.inbox import tables
 from inbox_outbox_base.transactions import layers
 from inbox_outbox_base.transactions.ending import UNDONE
 from inbox_outbox_base.transactions.savepoints import innermost, is_unknown, number
-from inbox_outbox_base.transactions.texts import changes_names, ends_savepoint, may_begin_another, may_end
+from inbox_outbox_base.transactions.texts import (
+    changes_names,
+    is_opaque,
+    may_begin_another,
+    may_end,
+    rolls_back_to_savepoint,
+)
 
 
 class _Announcement(NamedTuple):
@@ -56,12 +64,23 @@ class _Announcements:
     """The rows, by consumer and key, that an error has undone together with the transaction, and that were
     not written again."""
     is_unsure: bool = False
-    """Whether there was an error that may undo a transaction, or somebody has used the driver's connection,
-    who may have met one."""
-    is_elsewhere: bool = False
-    """Whether a text has ended a savepoint, perhaps one around a message, or has changed what names mean."""
-    translated: object = None
-    """The connection's schema_translate_map."""
+    """Whether there was an error that may undo a transaction, or may have been: in a procedure, or where
+    somebody has used the driver's connection."""
+    cannot_tell: bool = False
+    """Whether a row that is not there says nothing: a text has rolled back to a savepoint, perhaps one around
+    its message, or nobody knows any more where to look for it."""
+    translated: Any = None
+    """The schema_translate_map with which the messages were taken."""
+    database: str | None = None
+    """The database in which they were taken, if something may have led names elsewhere since."""
+
+    def before_use(self) -> None:
+        """The caller is about to change what names mean, or to use the driver's connection, where nobody sees
+        that, or an error."""
+        self.is_unsure = True
+        if self.database is None and not self.cannot_tell:
+            self.cannot_tell = self.state.is_reading()
+            self.database = None if self.cannot_tell else self.state.database()
 
     def is_lost(self, connection: Connection) -> bool:
         """Whether something else has ended the transaction, as far as the driver knows."""
@@ -83,13 +102,15 @@ class _Announcements:
         if self.state.is_aborted():
             return True
         taken = next((each.taken for each in self.calls if each.taken is not None), None)
-        is_elsewhere = self.is_elsewhere or self.translated != _translate_map(connection)
-        can_tell = self.is_unsure and not (self.state.tells_undone or is_elsewhere)
-        if taken is None or not can_tell or self.state.is_reading():
+        must_look = self.is_unsure and not (self.state.tells_undone or self.cannot_tell)
+        if taken is None or not must_look or self.state.is_reading():
             return False
         key = taken.key if isinstance(taken, Attempt) else taken.keys[0]
-        attempt = Attempt(taken.tables, taken.consumer, key, taken.claim, None)
-        with AFTER_BODY:
+        where = taken.tables
+        if self.database is not None and where.message.schema is None and None not in (self.translated or {}):
+            where = tables(self.database)
+        attempt = Attempt(where, taken.consumer, key, taken.claim, None)
+        with AFTER_BODY, _translating(connection, self.translated):
             return not database_of(connection).is_there(connection, attempt)
 
     def undo(self) -> None:
@@ -102,6 +123,20 @@ class _Announcements:
         """Nothing is told, because nobody knows whether the transaction is the same; but if an error undoes
         the one that is open now, its COMMIT raises."""
         self.calls = [each._replace(hooks=None) for each in self.calls if each.taken is not None]
+
+
+@contextmanager
+def _translating(connection: Connection, wanted: Any) -> Iterator[None]:
+    """With this schema_translate_map."""
+    given = _translate_map(connection)
+    if given == wanted:
+        yield
+        return
+    connection.execution_options(schema_translate_map=wanted)
+    try:
+        yield
+    finally:
+        connection.execution_options(schema_translate_map=given)
 
 
 def _rows(taken: Attempt | KeyBatch | None) -> Iterator[tuple[Table, str, str]]:
@@ -125,13 +160,15 @@ def announce(
         state, transaction = database_of(connection).state(connection), connection.get_transaction()
         due = _put(connection, _Announcements(state, transaction))
         due.translated = _translate_map(connection)
+    elif due.database is not None and due.state.database() != due.database:
+        due.cannot_tell = True  # the messages are in several databases
     due.is_open = due.is_open or not due.state.is_ended()
     due.calls.append(_Announcement(innermost(connection), time.monotonic(), hooks, given, taken))
     if due.undone:
         due.undone.difference_update(_rows(taken))
 
 
-def _translate_map(connection: Connection) -> object:
+def _translate_map(connection: Connection) -> Any:
     return connection.get_execution_options().get("schema_translate_map")
 
 
@@ -176,6 +213,7 @@ def _take_kept(connection: Connection) -> list[_Announcement]:
             if not connection.invalidated:
                 due.state.ask_after_error()
             is_lost = due.is_lost(connection)
+            due.is_unsure = due.is_unsure or is_lost  # no text of the caller's has said so
             if due.is_gone(connection):
                 due.undo()
             elif is_lost:
@@ -214,7 +252,7 @@ def _announcing(kind: Any) -> Any:  # noqa: C901 - methods
         @property
         def connection(self) -> Any:
             if (due := _due(self)) is not None:
-                due.is_unsure = True
+                due.before_use()
             return kind.connection.fget(self)
 
         @property
@@ -273,12 +311,15 @@ def _run(connection: Connection, run: Callable[..., Any], statement: Any, *given
         return run(connection, statement, *given, **options)
     is_doubtful = may_end(statement)
     was_lost = is_doubtful and due.is_lost(connection)
+    has_said_so = not (is_doubtful and is_opaque(connection, statement))
     if is_doubtful and may_begin_another(connection, statement):
         due.keep_still()  # the driver does not tell one transaction from another
-    if ends_savepoint(connection, statement) or changes_names(statement):
-        due.is_elsewhere = True
+    if not has_said_so:
+        due.is_unsure = True  # a procedure may undo all, and answer with an error of its own, or with none
+    if changes_names(connection, statement):
+        due.before_use()
     try:
-        return run(connection, statement, *given, **options)
+        result = run(connection, statement, *given, **options)
     except DBAPIError as error:
         if due.is_undone_by(connection, statement, error):
             due.undo()
@@ -286,6 +327,9 @@ def _run(connection: Connection, run: Callable[..., Any], statement: Any, *given
             due.is_unsure = True
             due.keep_still()
         raise
+    else:
+        due.cannot_tell = due.cannot_tell or rolls_back_to_savepoint(connection, statement)
+        return result
     finally:
-        if is_doubtful and not was_lost and due.is_lost(connection):
+        if is_doubtful and has_said_so and not was_lost and due.is_lost(connection):
             _forget(connection, due)

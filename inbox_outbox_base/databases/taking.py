@@ -217,6 +217,10 @@ class State:
         """Whether the driver would drop the unread rest of a result if another statement were sent."""
         return False
 
+    def database(self) -> str | None:
+        """The database in which the session looks for tables, if code may change that."""
+        return None
+
     def is_aborted(self) -> bool:
         """Whether COMMIT would silently keep nothing, or only a part."""
         return self._database.is_aborted(self._connection)

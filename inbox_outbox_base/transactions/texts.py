@@ -58,6 +58,7 @@ _BEGINS = re.compile(r"\b(COMMIT|ROLLBACK|ABORT|END|BEGIN|START|CALL|EXECUTE|PRE
 _SAVEPOINT_END = re.compile(r"\s*(RELEASE|ROLLBACK(\s+(WORK|TRANSACTION))?\s+TO)\b", re.IGNORECASE)
 _SAVEPOINT_WORD = re.compile(r"RELEASE|ROLLBACK", re.IGNORECASE)
 _NAMES = re.compile(r"\s*USE\b", re.IGNORECASE)
+_OPAQUE = re.compile(r"\s*(CALL|EXECUTE|BEGIN\s+NOT)\b", re.IGNORECASE)
 _BODY = re.compile(r"\s*(BEGIN\s+NOT\b|(CREATE|ALTER)\b.*\bBEGIN\b)", re.IGNORECASE | re.DOTALL)
 """The beginning of a body, as of a trigger: the statements behind it are the body's."""
 
@@ -95,15 +96,33 @@ def commits(connection: Connection, statement: Any) -> bool:
 
 def ends_savepoint(connection: Connection, statement: Any) -> bool:
     """Whether a text ends a savepoint, itself or with one of its statements."""
+    return any(_savepoint_ends(connection, statement))
+
+
+def rolls_back_to_savepoint(connection: Connection, statement: Any) -> bool:
+    """Whether a text rolls back to a savepoint, itself or with one of its statements."""
+    return any(word.upper() != "RELEASE" for word in _savepoint_ends(connection, statement))
+
+
+def _savepoint_ends(connection: Connection, statement: Any) -> list[str]:
     text = _text(statement)
     if not text or not _SAVEPOINT_WORD.search(text):
-        return False
-    return any(map(_SAVEPOINT_END.match, _statements(connection, text)))
+        return []
+    return [found[1] for each in _statements(connection, text) if (found := _SAVEPOINT_END.match(each))]
 
 
-def changes_names(statement: Any) -> bool:
+def changes_names(connection: Connection, statement: Any) -> bool:
     """Whether a text leads the names of tables to another database."""
-    return _NAMES.match(_text(statement) or "") is not None
+    text = _text(statement) or ""
+    parts = _statements(connection, text) if ";" in text else [_LEADING.sub("", text, count=1)]
+    return any(map(_NAMES.match, parts))
+
+
+def is_opaque(connection: Connection, statement: Any) -> bool:
+    """Whether the words of a statement that `may_end` the transaction do not say what it does: it runs a
+    procedure or a prepared statement, or SQLAlchemy does not know it."""
+    text = _text(statement)
+    return text is None or any(map(_OPAQUE.match, _statements(connection, text)))
 
 
 def _inner(statement: Any) -> Any:

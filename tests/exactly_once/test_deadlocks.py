@@ -63,25 +63,54 @@ def test_a_swallowed_deadlock(engine: Engine, goes_on: str) -> None:
 
 
 @on("mariadb")
-@pytest.mark.parametrize("how", ["goes on", "takes it again", "in a savepoint", "between texts", "unseen"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "goes on",
+        "takes it again",
+        "in a savepoint",
+        "between texts",
+        "unseen",
+        "unseen, after USE",
+        "unseen, after RELEASE",
+        "unseen, with another translation",
+        "handled by a procedure",
+    ],
+)
 def test_a_swallowed_deadlock_in_a_transaction_of_the_callers(engine: Engine, how: str) -> None:
     """The COMMIT raises, unless the message was taken once more: otherwise what is written after the deadlock
     would commit without the inbox row."""
     takes_again = how == "takes it again"
-    with nullcontext() if takes_again else pytest.raises(TransactionAborted), engine.begin() as connection:
+    quietly = f"BEGIN DECLARE CONTINUE HANDLER FOR SQLEXCEPTION BEGIN END; {ADDS}; END"
+    with (
+        procedure(engine, "add_quietly", quietly),
+        nullcontext() if takes_again else pytest.raises(TransactionAborted),
+        engine.begin() as connection,
+    ):
         INBOX.accept(connection, KEY)
         if how == "between texts":
             connection.execute(text("BEGIN NOT ATOMIC DO 1; END"))
+        if "USE" in how:
+            connection.execute(text("/* elsewhere */ USE information_schema"))
+            connection.execute(text(f"USE `{engine.url.database}`"))
+        if "RELEASE" in how:
+            connection.execute(text("SAVEPOINT one"))
+            connection.execute(text("RELEASE SAVEPOINT one"))
+        if "translation" in how:
+            connection.execution_options(schema_translate_map={"shop": "information_schema"})
         with (
             heavier_transaction(engine, connection),
-            suppress(OperationalError),
+            suppress(OperationalError, engine.dialect.loaded_dbapi.OperationalError),
             connection.begin_nested() if how in ("in a savepoint", "unseen") else nullcontext(),
         ):
-            if how == "unseen":  # the driver's own cursor, as for a bulk load
+            if "procedure" in how:
+                connection.execute(text("CALL add_quietly()"))
+            elif "unseen" in how:  # the driver's own cursor, as for a bulk load
                 connection.connection.cursor().execute(
                     "UPDATE account SET total = 1 WHERE name = 'account 1'"
                 )
-            accounts.add(connection, "account 1")
+            else:
+                accounts.add(connection, "account 1")
         if how == "between texts":
             connection.execute(text("SHOW STATUS LIKE 'Uptime'"))
         if takes_again:
@@ -94,8 +123,7 @@ def test_a_swallowed_deadlock_in_a_transaction_of_the_callers(engine: Engine, ho
 
 @on("mariadb")
 def test_a_handled_error_and_another_database(migrated: Database, engine: Engine) -> None:
-    """A constraint error undoes its statement only, so nothing is looked for: in the other database, there
-    would be no such row."""
+    """A constraint error undoes its statement only, so nothing is looked for."""
     own = migrated.url.database
     with engine.connect() as connection:
         assert INBOX.accept(connection, KEY) is Verdict.NEW
@@ -104,6 +132,29 @@ def test_a_handled_error_and_another_database(migrated: Database, engine: Engine
             connection.execute(text(f"INSERT INTO `{own}`.account SELECT * FROM `{own}`.account"))
         connection.commit()
         connection.execute(text(f"USE `{own}`"))
+        assert INBOX.accept(connection, KEY) is Verdict.DUPLICATE
+
+
+@on(*BOTH_MYSQL)
+@pytest.mark.parametrize("how", ["driver", "text", "a procedure's COMMIT"])
+def test_what_looks_undone_is_not(migrated: Database, engine: Engine, how: str) -> None:
+    """Where somebody may have undone the message, its row is looked for where it was written, and found."""
+    with (
+        procedure(engine, "commit_now", "COMMIT"),
+        procedure(engine, "raise_now", "SIGNAL SQLSTATE '45000'"),
+        engine.connect() as connection,
+    ):
+        assert INBOX.accept(connection, KEY) is Verdict.NEW
+        if how == "driver":  # as PyMySQL's users change to the tenant's
+            connection.connection.select_db("information_schema")
+        elif how == "text":
+            with pytest.raises(OperationalError):
+                connection.execute(text("CALL raise_now()"))
+            connection.execute(text("/* tenant */ USE information_schema"))
+        else:
+            connection.execute(text("CALL commit_now()"))
+        connection.commit()
+        connection.execute(text(f"USE `{migrated.url.database}`"))
         assert INBOX.accept(connection, KEY) is Verdict.DUPLICATE
 
 

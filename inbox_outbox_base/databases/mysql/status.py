@@ -80,6 +80,9 @@ class SilentState(State):
 
     tells_end = False
 
+    def database(self) -> str | None:
+        return _ask(self._connection, _database)
+
     def is_undone_by(self, error: DBAPIError) -> bool:
         return codes.undoes(error)
 
@@ -90,6 +93,9 @@ class AskedState(State):
 
     def is_reading(self) -> bool:
         return _is_unread(driver(self._connection)._result)  # noqa: SLF001 - nothing public says
+
+    def database(self) -> str | None:
+        return _ask(self._connection, _database)
 
     def ask_after_error(self) -> None:
         if self._is_lost():
@@ -140,10 +146,19 @@ def _ask(connection: Connection, ask: Callable[[Any], T]) -> T | None:
 
 
 def _errors(driver: Any) -> Iterable[tuple[str, int, str]]:
+    errors: Iterable[tuple[str, int, str]] = _fetched(driver, "SHOW ERRORS")
+    return errors
+
+
+def _database(driver: Any) -> str | None:
+    ((name,),) = _fetched(driver, "SELECT DATABASE()")
+    return None if name is None else str(name)
+
+
+def _fetched(driver: Any, statement: str) -> Any:
     cursor = driver.cursor()
     try:
-        cursor.execute("SHOW ERRORS")
-        errors: Iterable[tuple[str, int, str]] = cursor.fetchall()
-        return errors
+        cursor.execute(statement)
+        return cursor.fetchall()
     finally:
         cursor.close()
