@@ -11,6 +11,7 @@ from sqlalchemy import Connection, Insert, Row, Select, Table, func, select
 from inbox_outbox_base.tables.outbox import OutboxTables
 
 from . import member_statements, relaying_statements
+from .as_text import execute
 from .letter import Letter, Place, read_loose
 
 _MOST_PARAMETERS = 1_000
@@ -100,7 +101,7 @@ class Relaying:
     def add(self, connection: Connection, rows: list[dict[str, Any]]) -> None:
         """Insert messages, numbered in order."""
         names = relaying_statements.columns(rows)
-        connection.execute(relaying_statements.add(self.tables, names), completed(rows, names))
+        execute(connection, relaying_statements.add(self.tables, names), completed(rows, names))
 
     def take_ids(self, connection: Connection, ids: Sequence[str]) -> set[str]:
         """Reserve ids, which come in byte order; return those that nobody used. Waits for open transactions

@@ -23,6 +23,7 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.visitors import InternalTraversal
 
 from inbox_outbox_base.databases import taking_statements
+from inbox_outbox_base.databases.as_text import execute
 from inbox_outbox_base.databases.taking import (
     Attempt,
     Borrowed,
@@ -152,10 +153,10 @@ class MySQLTaking(Taking):
         token = random_token()
         row = attempt.row() | {"token": token}
         if _is_mariadb(connection):
-            answer = connection.execute(add_bounded(attempt.tables, math.ceil(wait)), row)
+            answer = execute(connection, add_bounded(attempt.tables, math.ceil(wait)), row)
         else:
             with _lock_wait(connection, wait):
-                answer = connection.execute(add(attempt.tables), row)
+                answer = execute(connection, add(attempt.tables), row)
         return answer.lastrowid == token
 
     def take_many(self, connection: Connection, batch: KeyBatch, wait: float) -> set[str] | None:

@@ -11,6 +11,7 @@ from typing import Any
 from sqlalchemy import Connection, Insert, Select, Table, event
 
 from inbox_outbox_base.databases import relaying_statements
+from inbox_outbox_base.databases.as_text import execute
 from inbox_outbox_base.databases.letter import Letter, Place, read
 from inbox_outbox_base.databases.relaying import (
     PREPARED,
@@ -25,7 +26,6 @@ from inbox_outbox_base.errors.outbox import UnsafeSequence
 
 from . import numbers
 from . import relaying_statements as own
-from .as_text import execute
 from .drivers.driver import driver_behind
 
 _MANY, _MOST = 10, 5_000

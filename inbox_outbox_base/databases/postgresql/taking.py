@@ -15,12 +15,12 @@ from typing import Any, Literal, NamedTuple
 from sqlalchemy import Connection, select, text
 from sqlalchemy.exc import DBAPIError
 
+from inbox_outbox_base.databases.as_text import execute
 from inbox_outbox_base.databases.taking import Attempt, KeyBatch, KeyRow, State, Stored, Taking, pooled
 from inbox_outbox_base.databases.taking_statements import Aging
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.tables.inbox import Tables
 
-from .as_text import execute
 from .drivers.driver import check_known, driver_behind, wrapped
 from .taking_statements import (
     MARK,

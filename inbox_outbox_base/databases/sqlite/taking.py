@@ -14,6 +14,7 @@ from sqlalchemy.sql.elements import ColumnElement
 
 from inbox_outbox_base.checks.samples import name_of
 from inbox_outbox_base.databases import taking_statements
+from inbox_outbox_base.databases.as_text import execute
 from inbox_outbox_base.databases.taking import (
     Attempt,
     Borrowed,
@@ -77,7 +78,7 @@ class SQLiteTaking(Taking):
         check_savepoint(connection)
         try:
             with _busy_timeout(connection, wait):
-                return connection.execute(add(tables), rows).rowcount
+                return execute(connection, add(tables), rows).rowcount
         except DBAPIError as error:
             if not codes.ends_wait(error):
                 raise
