@@ -82,8 +82,11 @@ def new_attempt(tables: Tables, consumer: str, key: Key, payload: Any, *, marks:
 def ours(connection: Connection) -> Own:
     """What to put around our statements on the caller's connection: the time of a transaction that has begun
     before was spent by the caller's code."""
-    with AFTER_BODY:
+    try:
         has_begun = not connection.closed and not database_of(connection).is_ended(connection)
+    except BaseException as error:
+        AFTER_BODY.mark(error)
+        raise
     return AFTER_BODY if has_begun else OWN
 
 

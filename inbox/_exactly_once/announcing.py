@@ -29,13 +29,7 @@ from inbox_outbox_base.tables.inbox import tables
 from inbox_outbox_base.transactions import layers
 from inbox_outbox_base.transactions.ending import UNDONE
 from inbox_outbox_base.transactions.savepoints import innermost, is_unknown, number
-from inbox_outbox_base.transactions.texts import (
-    changes_names,
-    is_opaque,
-    may_begin_another,
-    may_end,
-    rolls_back_to_savepoint,
-)
+from inbox_outbox_base.transactions.texts import effects_of, may_end
 
 
 class _Announcement(NamedTuple):
@@ -309,14 +303,13 @@ def _run(connection: Connection, run: Callable[..., Any], statement: Any, *given
     due = _due(connection)
     if due is None:
         return run(connection, statement, *given, **options)
-    is_doubtful = may_end(statement)
-    was_lost = is_doubtful and due.is_lost(connection)
-    has_said_so = not (is_doubtful and is_opaque(connection, statement))
-    if is_doubtful and may_begin_another(connection, statement):
+    effects = effects_of(connection, statement)
+    was_lost = effects.may_end and due.is_lost(connection)
+    if effects.may_begin_another:
         due.keep_still()  # the driver does not tell one transaction from another
-    if not has_said_so:
+    if effects.is_opaque:
         due.is_unsure = True  # a procedure may undo all, and answer with an error of its own, or with none
-    if changes_names(connection, statement):
+    if effects.changes_names:
         due.before_use()
     try:
         result = run(connection, statement, *given, **options)
@@ -328,8 +321,8 @@ def _run(connection: Connection, run: Callable[..., Any], statement: Any, *given
             due.keep_still()
         raise
     else:
-        due.cannot_tell = due.cannot_tell or rolls_back_to_savepoint(connection, statement)
+        due.cannot_tell = due.cannot_tell or effects.rolls_back_to_savepoint
         return result
     finally:
-        if is_doubtful and has_said_so and not was_lost and due.is_lost(connection):
+        if effects.may_end and not effects.is_opaque and not was_lost and due.is_lost(connection):
             _forget(connection, due)

@@ -381,15 +381,16 @@ class Inbox(Consumer, Listens[Listener]):
 
     def _on(self, given: Handle, bind_arguments: BindArguments | None) -> Connection:
         """The connection that writes the inbox row."""
+        if isinstance(given, Connection):
+            if bind_arguments is not None:
+                check_no_session(bind_arguments)
+            failed_commit.watch(given)
+            return given
         if isinstance(given, scoped_session):
             given = given()
         if isinstance(given, Session):
             with AFTER_BODY:
                 return connection_of(given, bind_of(given, self.tables.message, bind_arguments))
-        if isinstance(given, Connection):
-            check_no_session(bind_arguments)
-            failed_commit.watch(given)
-            return given
         raise InvalidOption(
             f"connection={type(given).__name__}: expected a Connection, a Session or a scoped_session; "
             "with an Engine use transaction(), with asynchronous connections AsyncInbox"

@@ -238,7 +238,7 @@ def current() -> Recordings | None:
 
 def takes_messages(consumer: str, keys: Iterable[str]) -> None:
     """The exactly-once path has taken messages: claims that begin from now on are for parts of it."""
-    if (recordings := current()) is not None:
+    if (recordings := _current.get()) is not None:
         recordings.is_heard = False
         for key in keys:
             recordings.committed((consumer, key))  # or rolled back by the handler itself

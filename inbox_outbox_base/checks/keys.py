@@ -37,6 +37,8 @@ def encode_key(key: Key) -> str:
             NUL or a lone surrogate.
     """
     text = key if type(key) is str else _encode(key)
+    if text.isascii() and 0 < len(text) <= LONGEST_KEY and "\0" not in text:
+        return text  # as most are
     if not 1 <= len(utf8("key", text, InvalidKey)) <= LONGEST_KEY:
         raise InvalidKey(f"key={_short(text)}: expected 1 to {LONGEST_KEY} bytes of UTF-8")
     return text

@@ -70,7 +70,7 @@ def topics(value: object) -> str:
 
 def topic(value: object) -> str:
     """One topic; not "*", which means all."""
-    checked = topics(value)
+    checked = text("topic", value, LONGEST_TOPIC)
     if checked == "*":
         raise InvalidMessage(f"topic={checked!r}: expected a topic's own name; this means all topics")
     return checked

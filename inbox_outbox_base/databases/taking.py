@@ -19,7 +19,7 @@ from . import taking_statements
 from .taking_statements import Aging
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # one for every message, and frozen costs three times as much
 class Attempt:
     """One attempt at taking one message."""
 

@@ -44,7 +44,7 @@ DEAD_RULES = {"known": "outcome IN ('refused', 'unknown')"}
 """Rules that every dead letter obeys, by the constraint's name."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class OutboxTables:
     """The outbox's tables in one schema."""
 

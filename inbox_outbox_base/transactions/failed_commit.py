@@ -16,9 +16,10 @@ _MARK = "inbox: our rows were written, or will be, since the pool gave this conn
 
 def watch(connection: Connection) -> None:
     """Our rows are, or will be, written in the transaction on this connection."""
-    if connection.closed or connection.invalidated:
-        return  # nothing can be written
-    info = connection.info
+    place = connection._dbapi_connection  # noqa: SLF001 - the public ways cost each message several calls
+    if place is None or not place.is_valid:
+        return  # closed or invalidated: nothing can be written
+    info = place.info
     if _MARK not in info:
         info[_MARK] = connection.engine.pool._reset_on_return is reset_rollback  # noqa: SLF001 - nothing public
 

@@ -5,7 +5,7 @@ from sqlalchemy.exc import DBAPIError, InvalidRequestError, PendingRollbackError
 from sqlalchemy.orm import Session
 
 from inbox_outbox_base.databases.registry import database_of
-from inbox_outbox_base.databases.taking import Taking
+from inbox_outbox_base.databases.taking import Taking, pooled
 from inbox_outbox_base.errors import codes, groups
 from inbox_outbox_base.errors.inbox import (
     InboxError,
@@ -37,7 +37,7 @@ def database_to_join(
         raise error(
             f"the connection is in AUTOCOMMIT mode: there is no transaction that the {row} could join"
         )
-    if settings.CHECKED not in connection.info:
+    if settings.CHECKED not in pooled(connection).info:
         settings.check(connection, error)
     return database
 

@@ -1,7 +1,8 @@
 """What a statement may do to its transaction: a text, or a construct that SQLAlchemy does not know."""
 
 import re
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from sqlalchemy import CompoundSelect, Connection, Select, TextClause, UpdateBase
 from sqlalchemy.orm import FromStatement
@@ -63,13 +64,68 @@ _BODY = re.compile(r"\s*(BEGIN\s+NOT\b|(CREATE|ALTER)\b.*\bBEGIN\b)", re.IGNOREC
 """The beginning of a body, as of a trigger: the statements behind it are the body's."""
 
 
+class Effects(NamedTuple):
+    """What a statement may do to its transaction."""
+
+    may_end: bool
+    may_begin_another: bool
+    """Whether it may end the transaction and begin another one; a text, by its words."""
+    is_opaque: bool = False
+    """Whether it may end the transaction, and its words do not say so: it runs a procedure or a prepared
+    statement, or SQLAlchemy does not know it."""
+    ends_savepoint: bool = False
+    """Whether it is a text that ends a savepoint, itself or with one of its statements."""
+    rolls_back_to_savepoint: bool = False
+    """Whether that is a ROLLBACK TO."""
+    changes_names: bool = False
+    """Whether it is a text that leads the names of tables to another database."""
+
+
+_NONE = Effects(may_end=False, may_begin_another=False)
+_UNKNOWN = _NONE._replace(may_end=True, is_opaque=True)
+_REMEMBERED, _LONGEST = 1_000, 10_000
+"""How many texts are not read again, and the most characters of one."""
+
+
+def effects_of(connection: Connection, statement: Any) -> Effects:
+    """All of them."""
+    text = statement if isinstance(statement, str) else _text(statement)
+    if text is None:
+        return _NONE if isinstance(_inner(statement), _HARMLESS) else _UNKNOWN
+    read = _effects if len(text) <= _LONGEST else _effects.__wrapped__
+    return read(text, connection.dialect.name)
+
+
+@lru_cache(_REMEMBERED)
+def _effects(text: str, dialect: str) -> Effects:
+    may = _may_end(text)
+    has_savepoint, has_several = _SAVEPOINT_WORD.search(text), ";" in text
+    if not (may or has_savepoint or has_several):
+        return _NONE
+    parts = _statements(text, dialect)
+    ends = (
+        [found[1].upper() for each in parts if (found := _SAVEPOINT_END.match(each))] if has_savepoint else []
+    )
+    return Effects(
+        may,
+        may and any(map(_BEGINS.search, parts)),
+        may and any(map(_OPAQUE.match, parts)),
+        bool(ends),
+        any(each != "RELEASE" for each in ends),
+        any(map(_NAMES.match, parts)),
+    )
+
+
 def may_end(statement: Any) -> bool:
     """Whether the statement may end the transaction; it may also begin another one."""
     statement = _inner(statement)
     if isinstance(statement, _HARMLESS):
         return False
-    if (text := _text(statement)) is None:
-        return True
+    text = _text(statement)
+    return text is None or _may_end(text)
+
+
+def _may_end(text: str) -> bool:
     # A driver may be set to send several statements at once.
     if _CANNOT_END.match(text) and ";" not in text:
         return False  # as most are
@@ -77,16 +133,11 @@ def may_end(statement: Any) -> bool:
     return ";" in text or not _CANNOT_END.match(text)
 
 
-def may_begin_another(connection: Connection, statement: Any) -> bool:
-    """Whether a statement that `may_end` the transaction may also begin another one; a text, by its words."""
-    return any(map(_BEGINS.search, _statements(connection, _text(statement) or "")))
-
-
 def commits(connection: Connection, statement: Any) -> bool:
     """Whether the statement is a COMMIT, or a text that has one among its statements. The status tells of the
     others afterwards: a procedure may commit, and a setting may change what a backslash means."""
     text = _text(statement)
-    for each in _statements(connection, text) if text and _WORD.search(text) else ():
+    for each in _statements(text, connection.dialect.name) if text and _WORD.search(text) else ():
         if _COMMIT.match(each):
             return True
         if _BODY.match(each):
@@ -96,33 +147,7 @@ def commits(connection: Connection, statement: Any) -> bool:
 
 def ends_savepoint(connection: Connection, statement: Any) -> bool:
     """Whether a text ends a savepoint, itself or with one of its statements."""
-    return any(_savepoint_ends(connection, statement))
-
-
-def rolls_back_to_savepoint(connection: Connection, statement: Any) -> bool:
-    """Whether a text rolls back to a savepoint, itself or with one of its statements."""
-    return any(word.upper() != "RELEASE" for word in _savepoint_ends(connection, statement))
-
-
-def _savepoint_ends(connection: Connection, statement: Any) -> list[str]:
-    text = _text(statement)
-    if not text or not _SAVEPOINT_WORD.search(text):
-        return []
-    return [found[1] for each in _statements(connection, text) if (found := _SAVEPOINT_END.match(each))]
-
-
-def changes_names(connection: Connection, statement: Any) -> bool:
-    """Whether a text leads the names of tables to another database."""
-    text = _text(statement) or ""
-    parts = _statements(connection, text) if ";" in text else [_LEADING.sub("", text, count=1)]
-    return any(map(_NAMES.match, parts))
-
-
-def is_opaque(connection: Connection, statement: Any) -> bool:
-    """Whether the words of a statement that `may_end` the transaction do not say what it does: it runs a
-    procedure or a prepared statement, or SQLAlchemy does not know it."""
-    text = _text(statement)
-    return text is None or any(map(_OPAQUE.match, _statements(connection, text)))
+    return effects_of(connection, statement).ends_savepoint
 
 
 def _inner(statement: Any) -> Any:
@@ -138,10 +163,10 @@ def _text(statement: Any) -> str | None:
     return statement if isinstance(statement, str) else None
 
 
-def _statements(connection: Connection, text: str) -> list[str]:
+def _statements(text: str, dialect: str) -> list[str]:
     """The statements of a text, without what is quoted, and comments."""
     try:
-        has_escapes = taking(connection.dialect.name).has_escapes
+        has_escapes = taking(dialect).has_escapes
     except UnsupportedDatabase:  # another database of the same session
         has_escapes = False
     return (_QUOTED_WITH_ESCAPES if has_escapes else _QUOTED).sub(" ", text).split(";")

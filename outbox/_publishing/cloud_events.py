@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 from inbox_outbox_base.checks import outbox_options
 from inbox_outbox_base.errors.outbox import InvalidMessage, InvalidOption
-from inbox_outbox_base.words.outgoing import IS_EVENT, PREFIX, Message
+from inbox_outbox_base.words.outgoing import IS_EVENT, PREFIX
 
 Mode = Literal["binary", "structured"]
 STRUCTURED = "application/cloudevents+json"
@@ -28,17 +28,17 @@ class CloudEvents:
         self._type = None if event_type is None else outbox_options.text("event_type", event_type, _LONGEST)
         self._is_structured = outbox_options.one_of("event_mode", mode, get_args(Mode)) == "structured"
 
-    def headers(self, message: Message, message_id: str) -> dict[str, str]:
+    def headers(self, topic: str, key: str | None, event_type: str | None, message_id: str) -> dict[str, str]:
         """The attributes as headers. The type is the topic, unless another is given."""
         attributes = {
             IS_EVENT: "1.0",
             "ce_id": message_id,
             "ce_source": self._source,
-            "ce_type": message.event_type or self._type or message.topic,
+            "ce_type": event_type or self._type or topic,
             "ce_time": datetime.now(UTC).isoformat(),
         }
-        if message.key is not None:
-            attributes |= {"ce_subject": message.key, "ce_partitionkey": message.key}
+        if key is not None:
+            attributes |= {"ce_subject": key, "ce_partitionkey": key}
         return attributes
 
     def wrapped(
@@ -76,17 +76,17 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-def checked_type(message: Message, events: CloudEvents | None) -> None:
-    """Refuse an invalid type, or one that would not be sent.
+def checked_type(event_type: str | None, events: CloudEvents | None) -> None:
+    """Refuse an invalid type of a message, or one that would not be sent.
 
     Raises:
-        InvalidMessage: the message has such a type.
+        InvalidMessage: it is such a type.
     """
-    if message.event_type is not None:
-        outbox_options.text("event_type", message.event_type, _LONGEST)
+    if event_type is not None:
+        outbox_options.text("event_type", event_type, _LONGEST)
         if events is None:
             raise InvalidMessage(
-                f"event_type={message.event_type!r:.80}: expected None, as the outbox has no cloudevents="
+                f"event_type={event_type!r:.80}: expected None, as the outbox has no cloudevents="
             )
 
 

@@ -25,6 +25,6 @@ def new_id() -> str:
 
 
 def _as_text(number: int) -> str:
-    milliseconds, high, low = number >> 74, number >> 62 & 0xFFF, number & (1 << 62) - 1
-    digits = f"{milliseconds << 80 | 0x7 << 76 | high << 64 | 0b10 << 62 | low:032x}"
-    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+    high, low = number >> 62, number & (1 << 62) - 1  # two halves, because longer numbers take longer
+    parts = high >> 28, high >> 12 & 0xFFFF, high & 0xFFF, 0x8000 | low >> 48, low & 0xFFFF_FFFF_FFFF
+    return "%08x-%04x-7%03x-%04x-%012x" % parts  # noqa: UP031 - faster than an f-string

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session, scoped_session
 
 from inbox_outbox_base.checks import outbox_options
+from inbox_outbox_base.databases.relaying import Relaying
 from inbox_outbox_base.errors.outbox import (
     InvalidOption,
     NotAwaited,
@@ -204,10 +205,9 @@ class Outbox:
                 something else has ended its transaction: the message is not written.
             UnsafeDatabase: a table cannot keep a promise; `outbox.check` tells more.
         """
-        message = Message(
+        draft = self._drafts.one(
             topic, payload, key, headers or {}, delay, available_at, content_type, id, event_type
         )
-        [draft] = self._drafts.of([message])
         writing = self._hand_over(connection, [draft], bind_arguments)
         return _after(writing, draft.row["id"])
 
@@ -250,15 +250,15 @@ class Outbox:
         self, connection: Any, drafts: list[Draft], bind_arguments: Mapping[str, Any] | None
     ) -> Writing | None:
         """Write or stage the messages; None if that is done, else what remains to be awaited."""
+        if isinstance(connection, Connection):
+            check_no_session(bind_arguments, InvalidOption)
+            self._write(connection, drafts)
+            return None
         if isinstance(connection, scoped_session):
             connection = connection()
         if isinstance(connection, Session):
             bind = bind_of(connection, self.tables.message, bind_arguments, InvalidOption)
             self._stage(connection, drafts, bind)
-            return None
-        if isinstance(connection, Connection):
-            check_no_session(bind_arguments, InvalidOption)
-            self._write(connection, drafts)
             return None
         from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 
@@ -311,22 +311,22 @@ class Outbox:
 
     def _write(self, connection: Connection, drafts: list[Draft]) -> None:
         if drafts:
-            self._prepare(connection, drafts)
-            self._rows.database(connection).check_savepoint(connection)
+            self._prepare(connection, drafts).check_savepoint(connection)
             failed_commit.watch(connection)
             repeated = self._rows.insert(connection, drafts)
             self._mark(connection, drafts)
             self._repeats.note(connection, repeated)
 
-    def _prepare(self, connection: Connection, drafts: list[Draft]) -> None:
+    def _prepare(self, connection: Connection, drafts: list[Draft]) -> Relaying:
         """Reject a connection without a transaction to join, or unsafe tables, and choose the buckets."""
         database_to_join(connection, UnusableConnection, "outbox row")
-        self._rows.database(connection)  # raises for a schema where there is none
+        database = self._rows.database(connection)  # raises for a schema where there is none
         generation = known_newest(connection, self.tables)
-        if self._buckets not in (None, len(generation.buckets)):
+        if self._buckets is not None and self._buckets != len(generation.buckets):
             raise WrongBucketCount(f"buckets={self._buckets}: the database has {len(generation.buckets)}")
         for draft in drafts:
             draft.row["bucket"] = generation.bucket_of(draft.row["key"] or draft.row["id"])
+        return database
 
     def _write_staged(self, connection: Connection, drafts: list[Draft]) -> None:
         generation = known_newest(connection, self.tables)
@@ -340,7 +340,7 @@ class Outbox:
 
     def _mark(self, connection: Connection, drafts: list[Draft]) -> None:
         if self._wakes and drafts:
-            words = (word(draft.row["bucket"], is_delayed=draft.due is not None) for draft in drafts)
+            words = [word(draft.row["bucket"], is_delayed=draft.due is not None) for draft in drafts]
             mark(connection, self.schema, words)
 
 

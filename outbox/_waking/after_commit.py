@@ -20,6 +20,7 @@ from sqlalchemy import Connection, Engine, event
 
 from inbox_outbox_base.databases.notifying import Notifying
 from inbox_outbox_base.databases.registry import notifying
+from inbox_outbox_base.databases.taking import pooled
 from inbox_outbox_base.errors.secrets import reason
 from inbox_outbox_base.transactions.connect import root
 
@@ -43,12 +44,19 @@ _lock = threading.Lock()
 
 def mark(connection: Connection, schema: str | None, hint: Iterable[str]) -> None:
     """Note what the connection's transaction has written, to wake the relays when it commits."""
-    engine = root(connection.engine)
-    if engine not in _wakers:
-        with _lock:
-            if engine not in _wakers:
-                _wakers[engine] = _waker(engine)
-    connection.info.setdefault(_MARK, {}).setdefault(schema, set()).update(hint)
+    info = pooled(connection).info
+    written = info.get(_MARK)
+    if written is None:  # the first of this transaction
+        engine = root(connection.engine)
+        if engine not in _wakers:
+            with _lock:
+                if engine not in _wakers:
+                    _wakers[engine] = _waker(engine)
+        written = info[_MARK] = {}
+    if schema in written:
+        written[schema].update(hint)
+    else:
+        written[schema] = set(hint)
 
 
 def _waker(engine: Engine) -> "Waker":

@@ -180,7 +180,7 @@ class PostgreSQLTaking(Taking):
         return tuple(connection.execute(_LOCAL).one())
 
     def is_ended(self, connection: Connection) -> bool:
-        return self.state(connection).is_ended()
+        return driver_behind(connection).is_ended()
 
     def may_have_written(self, connection: Connection) -> bool:
         return not self.is_ended(connection) and bool(connection.execute(_HAS_WRITTEN).scalar_one())

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from inbox_outbox_base.databases.taking import State, Taking, driver_of
+from inbox_outbox_base.databases.taking import State, Taking, driver_of, pooled
 from inbox_outbox_base.errors.inbox import UnsupportedDatabase
 
 _KNOWN = ("psycopg", "psycopg_async", "psycopg2", "asyncpg")
@@ -34,8 +34,11 @@ ENCODINGS = {"server_encoding": "UTF8", "client_encoding": "UTF8"}
 DATES = {"DateStyle": "ISO"}
 """Settings, and how their values have to begin."""
 
+_BEHIND = "inbox: the driver's connection"
+"""Where an entry of the pool has it, as long as that connection lives: each message asks it."""
+
 # From libpq's PGTransactionStatusType; the last one is of a connection that is lost.
-_IDLE, _INERROR, _UNKNOWN = 0, 3, 4
+IDLE, _INERROR, _UNKNOWN = 0, 3, 4
 
 
 class PostgreSQLDriver(ABC):
@@ -78,6 +81,10 @@ class PostgreSQLDriver(ABC):
         """See `Taking.unusable_setting`."""
 
     @abstractmethod
+    def is_ended(self) -> bool:
+        """Whether no transaction is open."""
+
+    @abstractmethod
     def state(self, database: Taking, connection: Connection) -> State:
         """What it tells about the transaction on this connection of SQLAlchemy's."""
 
@@ -101,7 +108,7 @@ class LibpqState(State):
 
     def is_ended(self, mark: object = None) -> bool:
         status = self._status()
-        if status == _IDLE:
+        if status == IDLE:
             return True
         # An error that aborts the transaction ends its settings, but not the transaction.
         return mark is not None and status not in (_INERROR, _UNKNOWN) and self._reported() != mark
@@ -116,8 +123,12 @@ def driver_behind(connection: Connection) -> PostgreSQLDriver:
     Raises:
         UnsupportedDatabase: of another driver.
     """
-    check_known(connection)
-    return wrapped(driver_of(connection))
+    info = pooled(connection).info
+    known: PostgreSQLDriver | None = info.get(_BEHIND)
+    if known is None:
+        check_known(connection)
+        known = info[_BEHIND] = wrapped(driver_of(connection))
+    return known
 
 
 def check_known(connection: Connection) -> None:

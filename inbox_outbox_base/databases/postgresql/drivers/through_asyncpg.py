@@ -73,6 +73,10 @@ class Asyncpg(PostgreSQLDriver):
                 return f"codec of {name}: expected asyncpg's own"
         return None
 
+    def is_ended(self) -> bool:
+        # Nothing can commit on one that is closed, as the next statement or the COMMIT will find.
+        return not (self.is_closed() or self.is_in_transaction())
+
     def state(self, database: Taking, connection: Connection) -> State:
         return AsyncpgState(self, database, connection)
 
@@ -115,12 +119,15 @@ class AsyncpgState(State):
         return self._driver.reported(REPORTED)
 
     def is_ended(self, mark: object = None) -> bool:
-        if self._driver.is_closed():
-            return False  # nothing can commit on it any more, as the next statement or the COMMIT will find
-        if not self._driver.is_in_transaction():
+        if self._driver.is_ended():
             return True
         # An error that aborts the transaction ends its settings, but not the transaction.
-        return mark is not None and self.reported() != mark and not self.is_aborted()
+        return (
+            mark is not None
+            and not self._driver.is_closed()
+            and self.reported() != mark
+            and not self.is_aborted()
+        )
 
     def is_aborted(self) -> bool:
         # The mark does not tell: it outlives an error inside a savepoint.

@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 from sqlalchemy import Connection
@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 from inbox_outbox_base.checks.samples import is_kept, name_of
 from inbox_outbox_base.databases.taking import State, Taking
 
-from .driver import CONNECT, DATES, ENCODINGS, END_WAIT, REPORTED, LibpqState, PostgreSQLDriver
+from .driver import CONNECT, DATES, ENCODINGS, END_WAIT, IDLE, REPORTED, LibpqState, PostgreSQLDriver
 
 _READ = {
     "text": (25, b"a\xc5\x82", "a\u0142"),
@@ -36,9 +36,16 @@ class Psycopg(PostgreSQLDriver):
         return None if value is None else value.decode()
 
     def place(self) -> Hashable:
-        server = self._driver.pgconn
-        path, login = map(server.parameter_status, (b"search_path", b"session_authorization"))
-        return server.host, server.port, server.db, path, login
+        reported = self._server.parameter_status
+        return self._address, reported(b"search_path"), reported(b"session_authorization")
+
+    @cached_property
+    def _server(self) -> Any:
+        return self._driver.pgconn
+
+    @cached_property
+    def _address(self) -> Hashable:
+        return self._server.host, self._server.port, self._server.db
 
     def socket(self) -> int:
         return int(self._driver.pgconn.socket)
@@ -72,8 +79,15 @@ class Psycopg(PostgreSQLDriver):
                 return f"dumper of {of.__name__}={name_of(dumper)}: it must write {given!r} as psycopg does"
         return None
 
+    def is_ended(self) -> bool:
+        return bool(self._server.transaction_status == IDLE)
+
     def state(self, database: Taking, connection: Connection) -> State:
-        pgconn, name = self._driver.pgconn, REPORTED.encode()
+        return self._state
+
+    @cached_property
+    def _state(self) -> State:
+        pgconn, name = self._server, REPORTED.encode()
         return LibpqState(lambda: pgconn.transaction_status, lambda: pgconn.parameter_status(name))
 
 

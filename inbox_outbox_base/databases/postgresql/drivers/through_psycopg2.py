@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable
 from datetime import UTC, datetime
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from sqlalchemy import Connection
@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 from inbox_outbox_base.checks.samples import is_kept, name_of
 from inbox_outbox_base.databases.taking import State, Taking
 
-from .driver import CONNECT, DATES, ENCODINGS, END_WAIT, REPORTED, LibpqState, PostgreSQLDriver
+from .driver import CONNECT, DATES, ENCODINGS, END_WAIT, IDLE, REPORTED, LibpqState, PostgreSQLDriver
 
 _TIME = datetime(2000, 1, 2, 3, 4, 5, 6, UTC)
 _READ = {
@@ -51,9 +51,13 @@ class Psycopg2(PostgreSQLDriver):
         return value
 
     def place(self) -> Hashable:
+        reported = self._driver.get_parameter_status
+        return self._address, reported("search_path"), reported("session_authorization")
+
+    @cached_property
+    def _address(self) -> Hashable:
         info = self._driver.info
-        path, login = map(self.reported, ("search_path", "session_authorization"))
-        return info.host, info.port, info.dbname, path, login
+        return info.host, info.port, info.dbname
 
     def socket(self) -> int:
         return int(self._driver.fileno())
@@ -104,5 +108,12 @@ class Psycopg2(PostgreSQLDriver):
             return written.removeprefix(b"E").replace(b"\\\\", b"\\")
         return written
 
+    def is_ended(self) -> bool:
+        return bool(self._driver.get_transaction_status() == IDLE)
+
     def state(self, database: Taking, connection: Connection) -> State:
+        return self._state
+
+    @cached_property
+    def _state(self) -> State:
         return LibpqState(self._driver.get_transaction_status, partial(self.reported, REPORTED))
