@@ -1,4 +1,4 @@
-"""The cost of a key: alone, in a batch, as a duplicate, and in a large table."""
+"""The cost of a key: alone, in a batch, as a duplicate, in a large table, and for the client."""
 
 import os
 import random
@@ -9,8 +9,10 @@ from sqlalchemy import Engine, text
 from sqlalchemy.dialects import postgresql
 
 from inbox import Inbox, schema
+from inbox_outbox_base.databases.postgresql.taking_statements import add_at_once
 
 from ._business import CONSUMER, new_keys
+from ._cpu import Call, as_grid, driving, in_transactions
 from ._filling import fill
 from ._lab import Lab, run_alone
 from ._measure import Operation, Report, figure, ratios
@@ -22,6 +24,9 @@ _UNNEST = """
     SELECT %(consumer)s, key, %(claim)s FROM unnest(%(keys)s::text[]) AS key ORDER BY key COLLATE "C"
     ON CONFLICT DO NOTHING RETURNING key
 """
+_BY_HAND = text(
+    "INSERT INTO by_hand (consumer, key, claim, digest) VALUES (:consumer, :key, :claim, :digest)"
+)
 Keys = Callable[[], str]
 
 
@@ -164,6 +169,36 @@ def _count_dead(engine: Engine) -> int:
         connection.execute(text("SELECT pg_sleep(1)"))
         found = text("SELECT n_dead_tup FROM pg_stat_user_tables WHERE relname = 'inbox_message'")
         return int(connection.execute(found).scalar_one())
+
+
+def cpu(lab: Lab) -> Report:
+    """The client's CPU for `accept` in an open transaction, against a text INSERT into a table like ours. The
+    limits: the statement of `accept` as SQLAlchemy hands a text to the driver, and the driver alone."""
+    box, key = Inbox(CONSUMER), order_keys()
+    with lab.database("accept_cpu") as engine:
+        schema.metadata.create_all(engine)
+        run_alone(engine, "CREATE TABLE by_hand (LIKE inbox_message INCLUDING ALL)")
+        ours = str(add_at_once(schema.tables()).compile(dialect=engine.dialect))
+
+        def row() -> dict[str, Any]:
+            return {"consumer": CONSUMER, "key": key(), "claim": os.urandom(16), "digest": None}
+
+        variants: dict[str, Call] = {
+            "accept": lambda connection: box.accept(connection, key()),
+            "text": lambda connection: connection.execute(_BY_HAND, row()),
+            "same": lambda connection: connection.exec_driver_sql(ours, row()),
+            "driver": driving(_BY_HAND, engine, row),
+        }
+        micros = in_transactions(lab, "client CPU of accept", engine, variants)
+    what = "client CPU in an open transaction"
+    return Report(
+        [
+            figure(f"{what}: accept / text INSERT", ratios(micros, "accept", "text"), at_most=1.15),
+            figure(f"{what}: its statement by exec_driver_sql / same", ratios(micros, "same", "text")),
+            figure(f"{what}: text INSERT by psycopg alone / same", ratios(micros, "driver", "text")),
+        ],
+        [as_grid("accept", micros)],
+    )
 
 
 def size(lab: Lab) -> Report:

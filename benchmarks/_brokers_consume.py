@@ -8,7 +8,7 @@ from sqlalchemy import Engine
 from . import _business
 from ._brokers_lab import Broker, Count, Speed, grid, messages_of, rate_ratios, speeds_of
 from ._brokers_messages import envelopes, send
-from ._brokers_work import ByHand, done, of_delivery, of_payload
+from ._brokers_work import ByHand, done, in_sqlalchemy, of_delivery, of_payload
 from ._lab import Lab
 from ._measure import Report, figure
 
@@ -26,14 +26,14 @@ def consume(lab: Lab, name: str, broker: Broker) -> Report:
             turns = {
                 "consumer": _turn(lab, engine, broker, workers, _ours),
                 "bare client": _turn(lab, engine, broker, workers, _by_hand),
+                "bare client with SQLAlchemy": _turn(lab, engine, broker, workers, _in_sqlalchemy),
                 "bare client with an inbox": _turn(lab, engine, broker, workers, _with_inbox),
             }
             speeds = speeds_of(lab, title, turns)
-        base, with_inbox = (rate_ratios(speeds, "consumer", other) for other in list(turns)[1:])
-        report.figures += [
-            figure(f"{title}: consumer / bare client", base, at_least=_TARGET),
-            figure(f"{title}: consumer / bare client with an inbox", with_inbox),
-        ]
+        for other in list(turns)[1:]:
+            target = _TARGET if other == "bare client" else None
+            ratios = rate_ratios(speeds, "consumer", other)
+            report.figures.append(figure(f"{title}: consumer / {other}", ratios, at_least=target))
         report.grids.append(grid(f"speed from {title}", speeds))
     return report
 
@@ -64,6 +64,10 @@ def _ours(engine: Engine, broker: Broker, topic: str, workers: int, count: Count
 def _by_hand(engine: Engine, broker: Broker, topic: str, workers: int, count: Count) -> None:
     with closing(ByHand(engine, count)) as work:
         broker.consume_bare(topic, workers, work, count)
+
+
+def _in_sqlalchemy(engine: Engine, broker: Broker, topic: str, workers: int, count: Count) -> None:
+    broker.consume_bare(topic, workers, in_sqlalchemy(engine, count), count)
 
 
 def _with_inbox(engine: Engine, broker: Broker, topic: str, workers: int, count: Count) -> None:

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Engine, func, select
 from inbox import Delivery, Inbox, Outcome
 
 from ._brokers_messages import key_of
-from ._business import CONSUMER, ROWS_PER_WORKER, account, add_to_account
+from ._business import CONSUMER, ROWS_PER_WORKER, account, add_row, add_to_account
 
 M = TypeVar("M")
 
@@ -50,6 +50,20 @@ class ByHand:
             self._connections.append(self._own.connection)
         found: psycopg.Connection[Any] = self._own.connection
         return found
+
+
+def in_sqlalchemy(engine: Engine, count: Callable[[], None]) -> Callable[[bytes], None]:
+    """The same by hand, in SQLAlchemy."""
+    take, add = add_row(), add_to_account()
+
+    def handle(payload: bytes) -> None:
+        row = {"consumer": CONSUMER, "key": key_of(payload), "claim": os.urandom(16), "digest": None}
+        with engine.begin() as connection:
+            if connection.execute(take, row).rowcount == 1:
+                connection.execute(add, {"number": random.randrange(ROWS_PER_WORKER), "amount": 1})
+                count()
+
+    return handle
 
 
 def of_payload(engine: Engine, count: Callable[[], None]) -> Callable[[bytes], Outcome]:

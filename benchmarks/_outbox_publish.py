@@ -1,6 +1,8 @@
-"""The cost of publishing in a transaction, and the gain of publishing many messages in one call."""
+"""The cost of publishing in a transaction, for the client, too, and the gain of publishing many messages in
+one call."""
 
 from collections.abc import Callable
+from typing import Any
 
 from sqlalchemy import (
     Column,
@@ -13,12 +15,16 @@ from sqlalchemy import (
     Table,
     Text,
     insert,
+    text,
     update,
 )
 
-from outbox import Message, Outbox
+from inbox_outbox_base.databases import relaying_statements
+from outbox import Message, Outbox, schema
+from outbox.schema import BUCKETS
 
 from ._business import new_keys
+from ._cpu import Call, alone, as_grid, driving, in_transactions
 from ._measure import Operation, Report, figure, ratios
 from ._outbox_lab import OutboxLab
 from ._outbox_rows import PAYLOAD, TOPIC
@@ -42,6 +48,7 @@ account = Table(
     Column("balance", Integer, nullable=False),
     postgresql_with={"fillfactor": 50},
 )
+_BY_HAND = text("INSERT INTO note (key, payload) VALUES (:key, :payload)")
 _RAISE = update(account).values(balance=account.c.balance + 1)
 
 
@@ -49,11 +56,9 @@ def publish(lab: OutboxLab) -> Report:
     """A transaction of three business statements: alone, with a message, or with an equally large row."""
     with lab.outbox("publish") as engine:
         metadata.create_all(engine)
-        with engine.begin() as connection:
-            rows = [{"id": number, "balance": 0} for number in range(_ACCOUNTS)]
-            connection.execute(insert(account), rows)
+        _open_accounts(engine)
         variants = {
-            "bare": _business(engine, lambda connection: None),
+            "bare": _business(engine, _nothing),
             "wake": _business(engine, _publishing(Outbox())),
             "silent": _business(engine, _publishing(Outbox(wake=False))),
             "fourth": _business(engine, _noting()),
@@ -66,6 +71,46 @@ def publish(lab: OutboxLab) -> Report:
             figure(f"{what} + publish, wake=False / without", ratios(rates, "bare", "silent")),
             figure(f"{what} + a plain INSERT / without", ratios(rates, "bare", "fourth")),
         ]
+    )
+
+
+def cpu(lab: OutboxLab) -> Report:
+    """The client's CPU for `publish` in an open transaction, against a text INSERT of as many bytes, with the
+    limits of `_accepts.cpu`; and for a transaction of three statements with it and without."""
+    numbers = new_keys()
+    with lab.outbox("publish_cpu") as engine:
+        metadata.create_all(engine)
+        _open_accounts(engine)
+        ours = str(relaying_statements.add(schema.tables()).compile(dialect=engine.dialect))
+
+        def plain() -> dict[str, Any]:
+            return {"key": f"order-{next(numbers)}", "payload": PAYLOAD}
+
+        def row() -> dict[str, Any]:
+            number = next(numbers)
+            about = {"id": f"{number:036}", "topic": TOPIC, "bucket": number % BUCKETS}
+            return plain() | about | {"content_type": "application/octet-stream", "headers": None}
+
+        single: dict[str, Call] = {
+            "publish": _publishing(Outbox()),
+            "text": lambda connection: connection.execute(_BY_HAND, plain()),
+            "same": lambda connection: connection.exec_driver_sql(ours, row()),
+            "driver": driving(_BY_HAND, engine, plain),
+        }
+        micros = in_transactions(lab.lab, "client CPU of publish", engine, single)
+        whole = {"bare": _nothing, "publish": single["publish"], "fourth": _noting()}
+        operations = {name: _business(engine, each) for name, each in whole.items()}
+        added = alone(lab.lab, "client CPU of a transaction with publish", operations)
+    what, three = "client CPU in an open transaction", "client CPU of three statements"
+    return Report(
+        [
+            figure(f"{what}: publish / text INSERT", ratios(micros, "publish", "text"), at_most=1.4),
+            figure(f"{what}: its statement by exec_driver_sql / same", ratios(micros, "same", "text")),
+            figure(f"{what}: text INSERT by psycopg alone / same", ratios(micros, "driver", "text")),
+            figure(f"{three} + publish / without", ratios(added, "publish", "bare"), at_most=1.25),
+            figure(f"{three} + a plain INSERT / without", ratios(added, "fourth", "bare")),
+        ],
+        [as_grid("publish", micros), as_grid("a transaction", added)],
     )
 
 
@@ -89,6 +134,16 @@ def many(lab: OutboxLab) -> Report:
 
 def _gain(rates: dict[str, list[float]], base: str) -> list[float]:
     return ratios(rates, "many", base)
+
+
+def _open_accounts(engine: Engine) -> None:
+    with engine.begin() as connection:
+        rows = [{"id": number, "balance": 0} for number in range(_ACCOUNTS)]
+        connection.execute(insert(account), rows)
+
+
+def _nothing(_: Connection) -> None:
+    """A transaction without a message."""
 
 
 def _business(engine: Engine, publish: Callable[[Connection], object]) -> Operation:

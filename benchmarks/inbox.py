@@ -14,6 +14,7 @@ from ._lab import Lab
 BENCHMARKS: _command.Benchmarks[Lab] = {
     "transaction": _transactions.rate,
     "cpu": _transactions.cpu,
+    "accept-cpu": _accepts.cpu,
     "many": _accepts.many,
     "duplicates": _accepts.duplicates,
     "size": _accepts.size,

@@ -41,6 +41,7 @@ BENCHMARKS: _command.Benchmarks[OutboxLab] = {
     "peers": _outbox_relay.peers,
     "latency": _outbox_latency.latency,
     "publish": _outbox_publish.publish,
+    "publish-cpu": _outbox_publish.cpu,
     "many": _outbox_publish.many,
     "growth": _outbox_growth.growth,
     "start": _outbox_start.start,
