@@ -54,6 +54,16 @@ class Loading(ABC):
     """Whether only a locking SELECT sees all rows that `take` names: at REPEATABLE READ, a plain one does not
     read what others have committed since the transaction began."""
 
+    renews = False
+    """Whether `renew` can make a used session like a new one."""
+
+    def renew(self, connection: Connection) -> None:  # noqa: B027 - only some can
+        """Make the session of a connection without a transaction like a new one.
+
+        Raises:
+            DBAPIError: the connection does not work any more.
+        """
+
     def isolation_level(self, wanted: str | None) -> str:
         """The isolation level to use if the options ask for this one."""
         return wanted or self.isolation

@@ -70,7 +70,8 @@ class InboxWriter:
         max_connections: the most tasks that work in the database at the same time, over all executors of all
             writers of this consumer. Waiting tasks connect briefly now and then.
         isolation_level: "READ_COMMITTED" (default), "REPEATABLE_READ" or "SERIALIZABLE".
-        session_init_statement: SQL to run on each new connection.
+        session_init_statement: SQL to run on each new connection, and before each transaction that uses one
+            again.
         query_timeout: the most seconds for one statement; 0 is no limit.
         lock_timeout: seconds a statement waits for a lock before the transaction is retried.
         memory: bytes of rows that a task keeps in memory; further rows go to a temporary file.

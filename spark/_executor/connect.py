@@ -1,4 +1,4 @@
-"""The connections of tasks and of the driver: few, short-lived, and retried."""
+"""The connections of tasks and of the driver: few, kept for seconds at most, and retried."""
 
 import random
 import time
@@ -21,6 +21,8 @@ from inbox_outbox_base.errors.inbox import TransientError
 from spark._options.passwords import given_by
 from spark._options.settings import AskedPassword, WriterSettings
 
+from .kept import KEPT
+
 T = TypeVar("T")
 
 TRIES = 100
@@ -37,8 +39,9 @@ _reached: WeakSet[Engine] = WeakSet()
 
 
 def engine_of(settings: WriterSettings) -> Engine:
-    """An engine without a pool: with a pool, an executor would keep a connection for each worker. The tasks
-    of a Python worker share the engine, which asks the server for its version and settings only once."""
+    """An engine without a pool: a process keeps one connection at most, whatever its engines are (`KEPT`).
+    The tasks of a Python worker share the engine, which asks the server for its version and settings only
+    once."""
     database = loading(settings.url.get_backend_name())
     isolation_level = database.isolation_level(settings.isolation_level)
     defaults = tuple(database.connect_args.items())
@@ -108,10 +111,37 @@ def rolled_back(
 def transaction(
     engine: Engine, database: Loading, settings: WriterSettings, patience: float = PATIENCE
 ) -> Iterator[Connection]:
-    """A connection in a guarded transaction, which the caller commits; it is closed at the end."""
-    with _connect(engine, database, settings, patience) as connection:
+    """A connection in a guarded transaction, which the caller commits. It is closed at the end, or kept for
+    the next transaction of this process."""
+    connection = _connected(engine, database, settings, patience)
+    is_done = False
+    try:
         database.guard(connection, settings)
         yield connection
+        connection.rollback()  # what the caller has not committed
+        is_done = True
+    finally:
+        if is_done and _is_kept(database, settings):
+            KEPT.put(connection)
+        else:
+            connection.close()
+
+
+def _is_kept(database: Loading, settings: WriterSettings) -> bool:
+    """Whether this connection may serve others after this transaction."""
+    # With `max_connections`, connections are what the server lacks. And nothing renews what a function can
+    # do to the connection itself.
+    has_function = any(callable(each.results) for each in settings.targets)
+    return database.renews and settings.max_connections is None and not has_function
+
+
+def _connected(engine: Engine, database: Loading, settings: WriterSettings, patience: float) -> Connection:
+    """The kept connection, or another one; raises the errors of `_connect`."""
+    if _is_kept(database, settings):
+        connection = KEPT.take(engine, database)
+        if connection is not None and _initialize(connection, database, settings):
+            return connection
+    return _connect(engine, database, settings, patience)
 
 
 def _connect(engine: Engine, database: Loading, settings: WriterSettings, patience: float) -> Connection:

@@ -26,6 +26,7 @@ from inbox.errors import InvalidOption, TransactionEnded
 from spark._driver.job import Job
 from spark._executor.task import Done
 from spark.errors import SparkWriterError
+from tests.support.crash_worker import die_once_answered
 from tests.support.database import Database
 from tests.support.forked import run_forked
 from tests.support.on_servers import BOTH_MYSQL, each_on, on
@@ -137,12 +138,8 @@ def die_at_the_end() -> None:
     def watch(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
         if "INTO loaded" in statement and "SELECT" in statement:
             if point == "after the statement":
-                die()
-            # A connection is given back once its COMMIT has been answered.
-            event.listen(Engine, "commit", lambda _: event.listen(connection.engine, "checkin", die))
-
-    def die(*_: Any) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
+                os.kill(os.getpid(), signal.SIGKILL)
+            die_once_answered()
 
     event.listen(Engine, "after_cursor_execute", watch)
     write(database, [batch(("a", 1))], [batch(("b", 2))], **USUAL)

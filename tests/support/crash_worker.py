@@ -10,6 +10,7 @@ import sys
 from typing import Any, NoReturn
 
 from sqlalchemy import Engine, create_engine, event
+from sqlalchemy.engine.default import DefaultDialect
 from sqlalchemy.orm import sessionmaker
 
 from inbox import Inbox
@@ -40,8 +41,18 @@ def kill_at(engine: Engine, point: str) -> None:
     elif point == "before commit":
         event.listen(engine, "commit", _die)
     elif point == "after commit":
-        # A connection comes back to the pool once its COMMIT has been answered.
-        event.listen(engine, "commit", lambda _: event.listen(engine, "checkin", _die))
+        event.listen(engine, "commit", lambda _: die_once_answered())
+
+
+def die_once_answered() -> None:
+    """Arrange that this process is killed when its next COMMIT has been answered."""
+    commit = DefaultDialect.do_commit
+
+    def commit_and_die(self: DefaultDialect, connection: Any) -> None:
+        commit(self, connection)  # type: ignore[no-untyped-call]
+        _die()
+
+    DefaultDialect.do_commit = commit_and_die  # type: ignore[method-assign]
 
 
 def _die_after_insert(connection: Any, cursor: Any, statement: str, *_: Any) -> None:

@@ -109,9 +109,20 @@ class PostgreSQLLoading(OnConflict):
     temporary = MappingProxyType({"postgresql_on_commit": "DROP"})
     keeps_temporary = True
     taken = frozenset({"23505"})
+    renews = True
 
     def __init__(self) -> None:
         self.transport = "copy" if pgpq is None else "pgpq"
+
+    def renew(self, connection: Connection) -> None:
+        driver: Any = connection.connection.driver_connection
+        with driver_errors(connection):
+            # The driver does not notice that its prepared statements are gone.
+            driver.prepare_threshold = None
+            # It would begin a transaction, where this command cannot run.
+            driver.autocommit = True
+            driver.execute("DISCARD ALL")
+            driver.autocommit = False
 
     def guard(self, connection: Connection, write: Write) -> None:
         limits = {
