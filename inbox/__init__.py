@@ -38,6 +38,7 @@ from inbox._status_mode.claim import Claim
 from inbox._status_mode.inbox import StatusInbox
 from inbox._status_mode.stores import Record, RedisStore, SqlStore, Status, Store
 from inbox_outbox_base.checks.backoff import Backoff
+from inbox_outbox_base.checks.key_times import timed_key
 from inbox_outbox_base.checks.keys import Key
 from inbox_outbox_base.checks.retention import Retention
 from inbox_outbox_base.errors.codes import is_transient
@@ -135,6 +136,7 @@ __all__ = [
     "show",
     "show_message",
     "status",
+    "timed_key",
 ]
 
 for _class in (Action, Decision, Decisions, Outcome):

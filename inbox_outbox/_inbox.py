@@ -93,13 +93,14 @@ def _print_messages(found: list[ConsumerStatus]) -> None:
 
 def _print_policies(found: list[Policy]) -> None:
     grid(
-        ("consumer", "mode", "retention", "dead retention", "since"),
+        ("consumer", "mode", "retention", "dead retention", "key time", "since"),
         [
             (
                 each.consumer,
                 each.mode,
                 brief(each.retention),
                 "-" if each.dead_retention is None else brief(each.dead_retention),
+                each.key_time or "-",
                 each.since.isoformat(timespec="seconds"),
             )
             for each in found
@@ -278,6 +279,13 @@ def set_policy(
         str | None,
         typer.Option(help="exactly-once or status; required if nothing is stored yet.", metavar="MODE"),
     ] = None,
+    key_time: Annotated[
+        str | None,
+        typer.Option(
+            help="The form of keys that name their time: uuid7, ulid or timed; if nothing is stored yet.",
+            metavar="FORM",
+        ),
+    ] = None,
     by: By = None,
     why: Why = None,
     schema: Schema = None,
@@ -291,6 +299,7 @@ def set_policy(
             retention=length("retention", retention),
             dead_retention=length("dead-retention", dead_retention),
             mode=mode,  # type: ignore[arg-type]  # checked by the call
+            key_time=key_time,  # type: ignore[arg-type]  # the same
             by=by,
             why=why,
             schema=schema,

@@ -5,7 +5,8 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection
@@ -14,13 +15,15 @@ from sqlalchemy.exc import DBAPIError
 from inbox._listening.counting import takes_messages
 from inbox._listening.noting import Records, note_of, refuse
 from inbox._memory import Known, Memory, place_of
+from inbox_outbox_base.checks.key_times import KeyForm
 from inbox_outbox_base.checks.keys import Key, digest, encode_key, is_mismatch
 from inbox_outbox_base.checks.missing import raise_clearer
-from inbox_outbox_base.databases import taking_statements
+from inbox_outbox_base.checks.options import shown
+from inbox_outbox_base.checks.retention import SKEW
 from inbox_outbox_base.databases.registry import database_of
 from inbox_outbox_base.databases.taking import Attempt, KeyBatch, KeyRow, Stored, Taking
 from inbox_outbox_base.errors.blame import AFTER_BODY, OWN, Own
-from inbox_outbox_base.errors.inbox import PolicyConflict, TablesMissing, UnsafeDatabase
+from inbox_outbox_base.errors.inbox import InvalidKey, PolicyConflict, TablesMissing, UnsafeDatabase
 from inbox_outbox_base.monitoring.events import Hooks
 from inbox_outbox_base.tables.inbox import Tables
 from inbox_outbox_base.transactions.joining import database_to_join
@@ -52,6 +55,8 @@ class Terms:
     """Which refusals to record."""
     hooks: Hooks | None = None
     """What hears of messages that are taken in the caller's transaction."""
+    form: KeyForm | None = None
+    """The form of keys that name their time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +119,7 @@ def accept(
                 return _judge(connection, attempt, terms, found)
             _refuse(connection, attempt, terms, Verdict.TOO_OLD)
             return Verdict.TOO_OLD, None
-        taken = database.take(connection, attempt, terms.wait)
+        taken = _take(database, connection, attempt, terms)
     except DBAPIError as error:
         raise_clearer(connection, attempt.tables.message, error)
     if isinstance(taken, Stored) and taken.claim == attempt.claim:
@@ -122,12 +127,38 @@ def accept(
     # After the take, because an earlier read would fix what the transaction can see.
     if not policy.is_seen(connection):
         _agree(connection, policy, attempt, {attempt.key} if taken is True else ())
+    if taken is False:
+        _refuse(connection, attempt, terms, Verdict.TOO_OLD)
+        return Verdict.TOO_OLD, None
     if taken is True:
         takes_messages(attempt.consumer, (attempt.key,))
         return Verdict.NEW, None
     if memory is not None and taken is not None:
         _learn(memory, connection, attempt, taken, policy, begins=begins)
     return (Verdict.IN_FLIGHT, None) if taken is None else _judge(connection, attempt, terms, taken)
+
+
+def _take(database: Taking, connection: Connection, attempt: Attempt, terms: Terms) -> bool | Stored | None:
+    if terms.form is None:
+        return database.take(connection, attempt, terms.wait)
+    _check_time(database, connection, terms.form, attempt.key)
+    sure_from = partial(_surely_kept_from, connection, terms.form, terms.policy)
+    return database.take_in_range(connection, attempt, terms.wait, sure_from)
+
+
+def _surely_kept_from(connection: Connection, form: KeyForm, policy: Declaration) -> str:
+    return form.since(policy.surely_kept_since(connection))
+
+
+def _check_time(database: Taking, connection: Connection, form: KeyForm, key: str) -> None:
+    """Refuse a key whose time has not come. The database is asked if this machine's clock, which may be wrong
+    by a day, says that it has not.
+
+    Raises:
+        InvalidKey: it is more than a day ahead of the database's clock.
+    """
+    if key >= form.since(datetime.now(UTC)) and key >= form.since(database.now(connection) + SKEW):
+        raise InvalidKey(f"key={shown(key)}: its time is more than a day ahead of the database's clock")
 
 
 def _learn(
@@ -166,13 +197,6 @@ def _refuse(
     refuse(terms.records, note_of(connection, attempt, verdict, stored))
 
 
-def _give_back(connection: Connection, attempt: Attempt | KeyBatch, keys: Collection[str]) -> None:
-    """Keys that this attempt has taken do not count as taken."""
-    given_back = {"consumer_": attempt.consumer, "claim_": attempt.claim, "keys": list(keys)}
-    if keys:
-        connection.execute(taking_statements.give_back(attempt.tables), given_back)
-
-
 @contextmanager
 def _giving_back(
     connection: Connection, attempt: Attempt | KeyBatch, taken: Collection[str]
@@ -181,7 +205,7 @@ def _giving_back(
     try:
         yield
     except (PolicyConflict, TablesMissing, UnsafeDatabase):
-        _give_back(connection, attempt, taken)
+        database_of(connection).give_back(connection, attempt, taken)
         raise
 
 
@@ -191,8 +215,9 @@ def _agree(
     """After the first message, look at the table and compare the policies; on a conflict, give back the keys
     just taken."""
     with _giving_back(connection, attempt, taken):
-        if not is_checked(connection, attempt.tables.message):
-            check(connection, [attempt.tables.message])
+        needed = [attempt.tables.message, *([attempt.tables.horizon] if policy.has_horizon else ())]
+        if not all(is_checked(connection, table) for table in needed):
+            check(connection, needed)
         policy.agree(connection, is_new=bool(taken))
 
 
@@ -218,10 +243,13 @@ def accept_many(
     with ours(connection):
         database = database_to_join(connection)
         try:
+            if terms.form is not None:
+                _check_time(database, connection, terms.form, max(messages.keys))
             old = _too_old(database, connection, policy, messages.times)
             fresh, digests = messages.to_take(old)
             # Text sorts by code point, which is the byte order of its UTF-8.
-            batch = KeyBatch(tables, consumer, os.urandom(16), sorted(fresh), digests)
+            in_range = terms.form is not None
+            batch = KeyBatch(tables, consumer, os.urandom(16), sorted(fresh), digests, in_range)
             taken, known = _take_parts(database, connection, batch, time.monotonic() + terms.wait)
             # As in `accept`: a key that is stored keeps its verdict, however old the message is.
             if others := sorted({messages.keys[index] for index in old} - fresh):
@@ -230,8 +258,15 @@ def accept_many(
                 with _giving_back(connection, batch, taken):
                     old |= _too_old(database, connection, policy, messages.times)
                 fresh, _ = messages.to_take(old)
-                _give_back(connection, batch, taken - fresh)
+                database.give_back(connection, batch, taken - fresh)
                 taken &= fresh
+            if terms.form is not None:
+                sure_from = partial(_surely_kept_from, connection, terms.form, policy)
+                lowest = database.lowest_key(connection, batch, batch.keys[0], sure_from)
+                forgotten = {key for key in taken if key < lowest}
+                database.give_back(connection, batch, forgotten)
+                taken -= forgotten
+                old = {index for index, key in enumerate(messages.keys) if key < lowest}
         except DBAPIError as error:
             raise_clearer(connection, tables.message, error)
         if not policy.is_seen(connection):

@@ -35,7 +35,7 @@ from inbox_outbox_base.transactions.sources import async_kinds, check_source, op
 from inbox_outbox_base.words.incoming import Verdict
 
 from .answering import answer, answer_many
-from .base import ATTEMPTS, Consumer, checked_time
+from .base import ATTEMPTS, Consumer
 from .decorators import AsyncHandlerDecorator
 from .taken import Taken, take
 from .transaction import Transaction
@@ -77,7 +77,7 @@ class AsyncInbox(Consumer, Listens[AsyncListener]):
         bind_arguments: BindArguments | None = None,
     ) -> Coroutine[Any, Any, Verdict]:
         """In the caller's transaction on `connection`, take the message with this key."""
-        attempt, time = self._attempt(key, payload), checked_time(message_time)
+        attempt, time = self._attempt(key, payload), self._checked_time(message_time)
 
         def work(given: Connection) -> Verdict:
             return answer(given, attempt, self._terms, time)[0]
@@ -98,7 +98,7 @@ class AsyncInbox(Consumer, Listens[AsyncListener]):
         As `Inbox.take`, but the result is written right before the COMMIT. If this write fails, the
         transaction is rolled back and the commit raises the error. A COMMIT as SQL text stores no result.
         """
-        attempt, time = self._attempt(key, payload), checked_time(message_time)
+        attempt, time = self._attempt(key, payload), self._checked_time(message_time)
         from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 
         given = connection() if isinstance(connection, async_scoped_session) else connection

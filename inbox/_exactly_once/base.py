@@ -15,6 +15,7 @@ from inbox._listening.series_events import SeriesEvents
 from inbox._memory import Memory, place_of
 from inbox_outbox_base.checks import options
 from inbox_outbox_base.checks.extras import check_greenlet
+from inbox_outbox_base.checks.key_times import FORMS, KeyTime, form_of
 from inbox_outbox_base.checks.keys import Key, digest, encode_key
 from inbox_outbox_base.checks.retention import Retention
 from inbox_outbox_base.databases.taking import Attempt
@@ -61,6 +62,7 @@ class Consumer:
         on_event: Hook | Iterable[Hook] | None = None,
         remember: int = 0,
         record_refusals: Records = "listening",
+        key_time: KeyTime | None = None,
     ) -> None:
         if self._is_async:
             check_greenlet()
@@ -72,17 +74,28 @@ class Consumer:
         self.hooks = Hooks(on_event)
         self.remember = options.whole("remember", remember)
         self.tables = tables(schema)
-        self._policy = Declaration(self.tables, consumer, "exactly-once", retention)
+        if key_time is not None:
+            options.one_of("key_time", key_time, tuple(FORMS))
+        self.key_time = key_time
+        self._form = None if key_time is None else form_of(key_time)
+        self._policy = Declaration(self.tables, consumer, "exactly-once", retention, key_time=key_time)
         self._memory = Memory(remember) if remember else None
         options.one_of("record_refusals", record_refusals, RECORDS)
         self.record_refusals: Records = record_refusals
-        self._terms = Terms(self.wait, self._policy, self._memory, record_refusals, self.hooks or None)
+        self._terms = Terms(
+            self.wait, self._policy, self._memory, record_refusals, self.hooks or None, self._form
+        )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.consumer!r})"
 
     def _attempt(self, key: Key, payload: Any, *, marks: bool = False) -> Attempt:
-        return new_attempt(self.tables, self.consumer, key, payload, marks=marks)
+        return new_attempt(self.tables, self.consumer, self._key(key), payload, marks=marks)
+
+    def _key(self, key: Key) -> str:
+        """The key as it is stored."""
+        text = encode_key(key)
+        return text if self._form is None else self._form.check(text)
 
     def _begin(
         self,
@@ -95,7 +108,7 @@ class Consumer:
         return Transaction(
             self._attempt(key, payload, marks=True),
             self._terms,
-            checked_time(message_time),
+            self._checked_time(message_time),
             bind_arguments=bind_arguments,
             sleep=sleep,
         )
@@ -172,12 +185,15 @@ class Consumer:
             if option != "keys" and given is not None and len(given) != len(keys):
                 raise InvalidOption(f"{option}: {len(given)} for {len(keys)} keys, expected one for each")
         return Messages(
-            [encode_key(key) for key in keys],
+            [self._key(key) for key in keys],
             None if payloads is None else [digest(payload) for payload in payloads],
-            None if times is None else [checked_time(each) for each in times],
+            None if times is None else [self._checked_time(each) for each in times],
         )
 
-
-def checked_time(message_time: datetime | None) -> datetime | None:
-    """The time, which must have a time zone."""
-    return None if message_time is None else options.aware("message_time", message_time)
+    def _checked_time(self, message_time: datetime | None) -> datetime | None:
+        """The time, which must have a time zone; none if the key names it."""
+        if message_time is None:
+            return None
+        if self._form is not None:
+            raise InvalidOption(f"message_time: with key_time={self._form.name!r}, the key names the time")
+        return options.aware("message_time", message_time)

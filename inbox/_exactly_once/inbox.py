@@ -36,7 +36,7 @@ from inbox_outbox_base.transactions.sources import (
 from inbox_outbox_base.words.incoming import Verdict
 
 from .answering import answer, answer_many
-from .base import ATTEMPTS, Consumer, checked_time
+from .base import ATTEMPTS, Consumer
 from .decorators import HandlerDecorator
 from .taken import Taken, take
 from .work import Work, begins_body, handle_of
@@ -73,6 +73,9 @@ class Inbox(Consumer, Listens[Listener]):
         record_refusals: which `MISMATCH` and `TOO_OLD` answers `inbox.refused` lists afterwards: "listening",
             those about messages that a listener or a consumer handles, together with the messages that it
             gives up; "always", those of every method, whatever becomes of your transaction; or "never".
+        key_time: the form of keys that name their time: "uuid7", "ulid", or "timed" for those of `timed_key`.
+            Retention then counts from the key's time, and a key that has been forgotten is `TOO_OLD`, never
+            `NEW`. All inboxes of the consumer need the same form, and it never changes.
 
     Raises:
         InvalidOption: an argument cannot be used.
@@ -101,14 +104,16 @@ class Inbox(Consumer, Listens[Listener]):
             key: text of 1 to 512 bytes of UTF-8 without NUL, a whole number, a UUID, or a tuple of these.
             payload: bytes, text or a JSON value, such as a tuple of the fields that matter. A digest of it is
                 kept, and the same key with another payload is a `MISMATCH`.
-            message_time: when the message was made; a message older than the retention is `TOO_OLD`.
+            message_time: when the message was made; a message older than the retention is `TOO_OLD`. Not with
+                `key_time`.
             bind_arguments: for a Session with several binds, the arguments for its `get_bind`, as for
                 `Session.execute`; None selects the bind that the session uses for the inbox's table. If the
                 session writes to another database as well, its commit raises `UnusableConnection` before
                 anything is committed, unless the session has `twophase=True`.
 
         Raises:
-            InvalidKey: the key breaks the rules.
+            InvalidKey: the key breaks the rules; with `key_time`, it has another form, or its time is more
+                than a day ahead of the database's clock. Nothing was written.
             InvalidOption: `payload` or `message_time` cannot be used.
             UnusableConnection: closed, or AUTOCOMMIT.
             UnsupportedDatabase: not PostgreSQL, MySQL, MariaDB or SQLite.
@@ -117,7 +122,7 @@ class Inbox(Consumer, Listens[Listener]):
         """
         attempt = self._attempt(key, payload)
         given = self._on(connection, bind_arguments)
-        return answer(given, attempt, self._terms, checked_time(message_time))[0]
+        return answer(given, attempt, self._terms, self._checked_time(message_time))[0]
 
     def take(
         self,
@@ -138,7 +143,7 @@ class Inbox(Consumer, Listens[Listener]):
         given = connection() if isinstance(connection, scoped_session) else connection
         session = given if isinstance(given, Session) else None
         connection = self._on(given, bind_arguments)
-        return take(connection, attempt, self._terms, checked_time(message_time), session=session)
+        return take(connection, attempt, self._terms, self._checked_time(message_time), session=session)
 
     def accept_many(
         self,

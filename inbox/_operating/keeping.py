@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 
+from inbox_outbox_base.checks.key_times import FORMS, KeyForm
 from inbox_outbox_base.checks.retention import MARGIN, Retention
 from inbox_outbox_base.errors.inbox import InvalidOption
 from inbox_outbox_base.transactions.policy import DEAD_RETENTION, Policy, brief, times
@@ -73,6 +74,28 @@ class Keeping:
                 self._assumed.add(consumer)
             kept = Retention() if policy is None else policy.kept
         return kept.horizon(self._now, self._oldest)
+
+    def form(self, consumer: str) -> KeyForm | None:
+        """The form of its keys, if they name their time."""
+        policy = self._policies.get(consumer)
+        return None if policy is None else FORMS.get(policy.key_time)  # type: ignore[call-overload]
+
+    def has_two_forms(self, consumer: str) -> bool:
+        """Whether two processes have declared different forms, so that nobody knows a key's time."""
+        policy = self._policies.get(consumer)
+        return policy is not None and policy.key_time is not None and self.form(consumer) is None
+
+    def is_new(self, consumer: str) -> bool:
+        """Whether inboxes may still go by another policy: they look at it once a minute."""
+        policy = self._policies.get(consumer)
+        return policy is None or self._now - policy.since < 2 * MARGIN
+
+    def keys_since(self, consumer: str, form: KeyForm) -> str:
+        """The lowest key to keep, of a consumer whose keys have this form. Only the retention counts, and
+        never a shorter one than the stored: by that, inboxes tell which keys are surely kept."""
+        policy = self._policies[consumer]
+        kept = max((policy.kept, self._retention or policy.kept), key=lambda each: each.duration)
+        return form.since(kept.horizon(self._now))
 
     def dead_since(self, consumer: str) -> datetime:
         """The same for its dead and halted messages."""

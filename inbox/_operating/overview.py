@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, CompoundSelect, Connection, Engine, Table,
 
 from inbox._status_mode.stores import Status
 from inbox_outbox_base.checks.missing import is_there, missing_table
-from inbox_outbox_base.checks.retention import MARGIN, Retention
+from inbox_outbox_base.checks.retention import MARGIN, SKEW, Retention
 from inbox_outbox_base.databases import taking_statements
 from inbox_outbox_base.databases.registry import looking, taking
 from inbox_outbox_base.databases.taking import at_level
@@ -245,6 +245,8 @@ def _consumer(
     last_purge: PurgeOverview | None,
 ) -> ConsumerOverview:
     kept = Retention().duration if policy is None else policy.retention
+    if policy is not None and policy.key_time is not None:
+        kept += SKEW  # a key's time may be so much later than when it was taken
     dead = policy.dead_retention if policy and policy.dead_retention else DEAD_RETENTION
     settled = ("oldest", "oldest load", *(f"oldest {each}" for each in (Status.CONSUMED, Status.FAILED)))
     given_up = tuple(f"oldest {each}" for each in (Status.DEAD, Status.HALTED))

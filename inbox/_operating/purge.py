@@ -49,6 +49,10 @@ def purge(
     Rows written in bulk are as old as their load in the ledger: as long as no load is old enough, only the
     ledger is read for them. A load leaves the ledger after its last row, and is not counted.
 
+    Of a consumer whose keys name their time (`key_time`), the key's time counts, and the retention alone: not
+    `oldest_unconsumed`, nor a time shorter than the stored one. A purge first stores that older keys are not
+    taken any more, and deletes what an earlier purge, at least a minute before, has closed like this.
+
     Each batch looks at the stored retention again: once it has become longer, at most the batch that is
     running deletes by the shorter one.
 

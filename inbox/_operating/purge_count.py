@@ -1,12 +1,12 @@
 """Counts what a purge would delete."""
 
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection
 
+from inbox_outbox_base.checks.key_times import KeyForm
 from inbox_outbox_base.databases import taking_statements
 from inbox_outbox_base.databases.taking_statements import Aging
 from inbox_outbox_base.transactions.policy import Policy, look
@@ -21,7 +21,11 @@ class PurgeCount(PurgeRun):
         """The stored policies."""
         return self.transact(self.tables.consumer, lambda each: look(each, self.tables, consumer))
 
-    def empty(self, consumer: str, aging: Aging, horizon: Callable[[str], datetime]) -> bool:
+    def horizon(self, consumer: str, form: KeyForm) -> Callable[[str], str]:
+        """The lowest key to keep; nothing is stored."""
+        return lambda consumer: self.kept.keys_since(consumer, form)
+
+    def empty(self, consumer: str, aging: Aging, horizon: Callable[[str], Any]) -> bool:
         """Count the old rows; False if the budget ran out first."""
         if self._is_over():
             return False

@@ -1,5 +1,6 @@
 """One purge: what it deletes, batch after batch."""
 
+import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -8,10 +9,11 @@ from functools import partial
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine, Select, Table, delete, false
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from inbox._status_mode.stores import Status
 from inbox_outbox_base.calls.retry import retry
+from inbox_outbox_base.checks.key_times import KeyForm
 from inbox_outbox_base.checks.missing import raise_clearer
 from inbox_outbox_base.checks.retention import SKEW
 from inbox_outbox_base.databases import taking_statements
@@ -26,10 +28,12 @@ from inbox_outbox_base.transactions.connect import on_connection
 from inbox_outbox_base.transactions.policy import Policy, look, superseded
 from inbox_outbox_base.transactions.safety import check_sees_all
 
+from .horizon import gone, move, try_rights
 from .keeping import Keeping
 from .purge_record import PurgeRecord
 
 T = TypeVar("T")
+_log = logging.getLogger("inbox.purge")
 _TRIES = 8
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LOADS = 10_000
@@ -126,7 +130,7 @@ class PurgeRun:
         Raises:
             UnsafeDatabase: row-level policies hide some.
         """
-        read = sorted({*self.there, self.tables.consumer}, key=lambda table: table.name)
+        read = sorted({*self.there, self.tables.consumer, self.tables.horizon}, key=lambda table: table.name)
         self.transact(self.tables.consumer, partial(check_sees_all, tables=read))
 
     def try_rights(self) -> None:
@@ -145,6 +149,7 @@ class PurgeRun:
         }
         for table in (*self.there, t.consumer):
             self.transact(table, partial(_delete_none, table))
+        self.transact(t.horizon, partial(try_rights, table=t.horizon))
         for table in self.there.intersection(aging):
             oldest = Aging(table, aging[table], Status.CONSUMED if table is t.status else None)
             self.transact(table, partial(self.database.delete_oldest, aging=oldest, parameters=none))
@@ -184,11 +189,20 @@ class PurgeRun:
         if self.kept.learn(consumer, stored) and not self.override:
             self.kept.check()
 
-    def shelves(self, consumer: str | None) -> Iterator[tuple[str, Aging, Callable[[str], datetime]]]:
+    def shelves(self, consumer: str | None) -> Iterator[tuple[str, Aging, Callable[[str], Any]]]:
         """The places where an index finds old messages of one consumer or of all, each with its horizon."""
         message, status, kept = self.tables.message, self.tables.status, self.kept
         for each in self._consumers(message, consumer):
-            yield each, Aging(message, "accepted_at"), kept.since
+            if kept.has_two_forms(each):
+                _log.warning(
+                    "consumer %r: inbox_consumer names two forms of keys, so nobody knows how old its keys "
+                    "are, and none is deleted: rename one of the two",
+                    each,
+                )
+            elif (form := kept.form(each)) is not None:
+                yield each, Aging(message, "key"), self.horizon(each, form)
+            else:
+                yield each, Aging(message, "accepted_at"), kept.since
         for each in self._consumers(status, consumer):
             for settled in (Status.CONSUMED, Status.FAILED):
                 yield each, Aging(status, "updated_at", settled), kept.since
@@ -199,6 +213,20 @@ class PurgeRun:
             yield each, Aging(self.tables.rejected, "rejected_at"), kept.dead_since
         for each in self._consumers(self.tables.refused, consumer):
             yield each, Aging(self.tables.refused, "last_seen"), kept.dead_since
+
+    def horizon(self, consumer: str, form: KeyForm) -> Callable[[str], str]:
+        """Raise the horizon of a consumer whose keys name their time. Return the key below which its rows
+        may be deleted: below the horizon that an earlier purge has stored."""
+        table = self.tables.horizon
+        if not self.kept.is_new(consumer):
+            lowest = self.kept.keys_since(consumer, form)
+            work = partial(move, database=self.database, table=table, consumer=consumer, lowest=lowest)
+            try:
+                self.transact(table, work)
+            except IntegrityError:  # another purge has made the row
+                self.transact(table, work)
+        below = self.transact(table, partial(gone, table=table, consumer=consumer))
+        return lambda consumer: min(below, self.kept.keys_since(consumer, form))
 
     def _consumers(self, table: Table, only: str | None) -> Iterator[str]:
         """Every consumer, or only the given one. It jumps through the index instead of reading all of it."""
@@ -216,17 +244,17 @@ class PurgeRun:
         found: str | None = connection.execute(following, {"consumer_": name}).scalar_one()
         return found
 
-    def empty(self, consumer: str, aging: Aging, horizon: Callable[[str], datetime]) -> bool:
+    def empty(self, consumer: str, aging: Aging, horizon: Callable[[str], Any]) -> bool:
         """Delete batch after batch; False if the budget ran out first."""
 
-        def step(after: datetime, connection: Connection) -> tuple[int, datetime | None]:
+        def step(after: Any, connection: Connection) -> tuple[int, Any]:
             until = {"consumer_": consumer, "horizon": horizon(consumer)}
             given = until | {"after": after, "batch": self.batch}
             deleted = self.database.delete_oldest(connection, aging, given)
             # Fewer than asked for: the rest is too young, or is locked and left to the next purge.
             return len(deleted), max(deleted) if len(deleted) == self.batch else None
 
-        return self._repeat(consumer, aging.table, step, _EPOCH)
+        return self._repeat(consumer, aging.table, step, "" if aging.time == "key" else _EPOCH)
 
     def forget_loads(self, consumer: str | None) -> bool:
         """Delete the rows of old loads, and then the loads; False if the budget ran out first."""

@@ -8,6 +8,7 @@ from sqlalchemy.exc import DBAPIError
 
 from inbox_outbox_base.calls.retry import retry
 from inbox_outbox_base.checks import deciding, options
+from inbox_outbox_base.checks.key_times import FORMS, KeyTime
 from inbox_outbox_base.checks.missing import raise_clearer
 from inbox_outbox_base.checks.retention import Retention
 from inbox_outbox_base.databases import taking_statements
@@ -32,6 +33,7 @@ def set_policy(
     retention: Retention | float | timedelta | None = None,
     dead_retention: float | timedelta | None = None,
     mode: Mode | None = None,
+    key_time: KeyTime | None = None,
     by: str | None = None,
     why: str | None = None,
     schema: str | None = None,
@@ -47,6 +49,7 @@ def set_policy(
         retention: how long its keys are kept (`Retention`, seconds or `timedelta`).
         dead_retention: how long its dead and halted messages are kept, in status-table mode.
         mode: "exactly-once" or "status"; required if nothing is stored yet.
+        key_time: the form of its keys, as for `Inbox`, if nothing is stored yet; it never changes.
         by: who decides, 1 to 255 bytes of UTF-8; None is this host and process.
         why: the reason, 1 to 1,000 characters, if you want to store one.
         schema: the PostgreSQL schema of the tables.
@@ -61,15 +64,17 @@ def set_policy(
     dead = None if dead_retention is None else options.seconds("dead_retention", dead_retention)
     if mode is not None:
         options.one_of("mode", mode, _MODES)
+    if key_time is not None:
+        options.one_of("key_time", key_time, tuple(FORMS))
     who, reason = deciding.operator(by), deciding.reason("why", why)
     database, all_tables = taking(engine.dialect.name), tables(schema)
     asked = times(kept, dead)
-    what = {"consumer": consumer, "mode": mode} | asked
+    what = {"consumer": consumer, "mode": mode, "key_time": key_time} | asked
     note = Recording(all_tables.decision, "inbox.set_policy", who, reason, what)
     engine = at_level(engine, database.own_isolation)
 
     def decide(connection: Connection) -> Policy:
-        policy = _replace(connection, all_tables, consumer, mode, asked)
+        policy = _replace(connection, all_tables, consumer, mode, key_time, asked)
         note.note(connection, 1)
         return policy
 
@@ -90,7 +95,12 @@ class _Changed(InboxError):
 
 
 def _replace(
-    connection: Connection, tables: Tables, consumer: str, mode: str | None, asked: dict[str, int | None]
+    connection: Connection,
+    tables: Tables,
+    consumer: str,
+    mode: str | None,
+    key_time: str | None,
+    asked: dict[str, int | None],
 ) -> Policy:
     try:
         check_sees_all(connection, [tables.consumer])
@@ -105,6 +115,17 @@ def _replace(
             )
         if chosen == "exactly-once" and asked["dead_retention"] is not None:
             raise InvalidOption("dead_retention: there are no dead messages in mode exactly-once")
+        form = key_time if stored is None else stored.key_time
+        if key_time not in (None, form):
+            raise InvalidOption(
+                f"key_time={key_time!r}: inbox_consumer says {form!r} about {consumer!r}, and a consumer "
+                "keeps the form of its keys: rename it"
+            )
+        if form is not None and (chosen != "exactly-once" or form not in FORMS):
+            raise InvalidOption(
+                f"consumer={consumer!r}: its keys name their time ({form}), which goes with mode "
+                "exactly-once and one form alone: rename it"
+            )
         values: dict[str, Any] = times(Retention(), DEAD_RETENTION.total_seconds())
         for source in (stored.seconds if stored else {}, asked):
             values |= {name: value for name, value in source.items() if value is not None}
@@ -116,7 +137,7 @@ def _replace(
                 raise _Changed(
                     f"consumer={consumer!r}: others have changed its policy {_TRIES} times in a row"
                 )
-        connection.execute(taking_statements.declare(tables), row(consumer, chosen, values))
+        connection.execute(taking_statements.declare(tables), row(consumer, chosen, values, form))
         return look(connection, tables, consumer)[consumer]
     except DBAPIError as error:
         raise_clearer(connection, tables.consumer, error)

@@ -1,7 +1,7 @@
 """The contract between the inbox and a database, with portable defaults."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime
@@ -56,6 +56,8 @@ class KeyBatch:
     """Distinct, in byte order: batches that meet their common keys in the same order cannot deadlock."""
     digests: Mapping[str, bytes | None] | None = None
     """By key; None if no payloads were given."""
+    in_range: bool = False
+    """Whether the keys name their time, so that keys below the consumer's horizon are not taken."""
 
     def rows(self) -> list[dict[str, Any]]:
         """The parameters of an INSERT for each."""
@@ -255,6 +257,40 @@ class Taking(ABC):
         """Insert the rows in one statement. Returns the keys that are ours now, or None if somebody else is
         still taking one of them after `wait` seconds: ask again for fewer keys."""
 
+    def take_in_range(
+        self, connection: Connection, attempt: Attempt, wait: float, sure_from: Callable[[], str]
+    ) -> bool | Stored | None:
+        """As `take`, for a key that names its time: False if the consumer has forgotten the keys of that
+        time. `sure_from` as for `lowest_key`."""
+        taken = self.take(connection, attempt, wait)
+        is_ours = taken is True or (isinstance(taken, Stored) and taken.claim == attempt.claim)
+        if is_ours and attempt.key < self.lowest_key(connection, attempt, attempt.key, sure_from):
+            self.give_back(connection, attempt, [attempt.key])
+            return False
+        return taken
+
+    def lowest_key(
+        self, connection: Connection, of: "Attempt | KeyBatch", lowest: str, sure_from: Callable[[], str]
+    ) -> str:
+        """The lowest key that the consumer takes, as the newest commit says; "" if there is no limit.
+
+        Called after keys were taken: a key that has been forgotten before was below it by then. If this
+        transaction cannot see the newest commit, its error is one for which `is_transient` is true.
+
+        Args:
+            lowest: the lowest key in question.
+            sure_from: where looking costs others their time, it is left out for keys from the returned one
+                on, which this machine's clock knows to be kept.
+        """
+        found = connection.execute(taking_statements.lowest_key(of.tables), {"consumer_": of.consumer})
+        return found.scalar_one_or_none() or ""
+
+    def give_back(self, connection: Connection, attempt: "Attempt | KeyBatch", keys: Collection[str]) -> None:
+        """Keys that this attempt has taken do not count as taken."""
+        given_back = {"consumer_": attempt.consumer, "claim_": attempt.claim, "keys": list(keys)}
+        if keys:
+            connection.execute(taking_statements.give_back(attempt.tables), given_back)
+
     @abstractmethod
     def settled(self, connection: Connection, attempt: Attempt, wait: float) -> Stored | None:
         """Wait until no other transaction is writing the key's row, and return it; on a new connection."""
@@ -283,10 +319,8 @@ class Taking(ABC):
         return None
 
     @abstractmethod
-    def delete_oldest(
-        self, connection: Connection, aging: Aging, parameters: dict[str, Any]
-    ) -> list[datetime]:
-        """Delete one batch of old rows that nobody has locked; return their times."""
+    def delete_oldest(self, connection: Connection, aging: Aging, parameters: dict[str, Any]) -> list[Any]:
+        """Delete one batch of old rows that nobody has locked; return what says how old each was."""
 
     def delete_loads(
         self, connection: Connection, tables: Tables, parameters: dict[str, Any], after: Any

@@ -35,7 +35,7 @@ class Aging:
     """Rows that a purge deletes once they are old enough.
 
     Attributes:
-        time: the column that says how old a row is.
+        time: the column that says how old a row is: a time, or `key` if keys name their time.
         status: in status-table mode, the only status to purge.
         lease: whether a row is only as old as its lease.
     """
@@ -107,6 +107,22 @@ def withdraw(tables: Tables) -> Delete:
     """Delete one row of a consumer's policy."""
     c = tables.consumer.c
     return delete(tables.consumer).where(c.consumer == bindparam("consumer_"), c.id == bindparam("id_"))
+
+
+@cache
+def key_ends(tables: Tables) -> Select[Any]:
+    """The first and the last of a consumer's keys."""
+    c = tables.message.c
+    its = c.consumer == bindparam("consumer_")
+    ends = (select(end(c.key, type_=c.key.type)).where(its).scalar_subquery() for end in (func.min, func.max))
+    return select(*ends)
+
+
+@cache
+def lowest_key(tables: Tables) -> Select[Any]:
+    """The lowest key that a consumer takes, if its keys name their time and some have been forgotten."""
+    c = tables.horizon.c
+    return select(c.keys_from).where(c.consumer == bindparam("consumer_"))
 
 
 @cache

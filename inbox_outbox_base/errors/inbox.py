@@ -14,7 +14,8 @@ class InvalidOption(InboxError, ValueError):
 
 
 class InvalidKey(InvalidOption):
-    """A business key is not 1 to 512 bytes of UTF-8 without NUL."""
+    """A business key is not 1 to 512 bytes of UTF-8 without NUL; or, with `key_time`, it has another form, or
+    its time is more than a day ahead of the database's clock."""
 
 
 class InvalidResult(InboxError, TypeError):
@@ -45,8 +46,8 @@ class UnsafeDatabase(InboxError):
 
 
 class PolicyConflict(InboxError):
-    """An inbox asks for another mode, a shorter retention or another digest format than the table
-    `inbox_consumer` has for its consumer. Nothing was taken; the message names both values."""
+    """An inbox asks for another mode, a shorter retention, another form of keys or another digest format than
+    the table `inbox_consumer` has for its consumer. Nothing was taken; the message names both values."""
 
 
 class TransactionAborted(InboxError):

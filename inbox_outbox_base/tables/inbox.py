@@ -73,6 +73,7 @@ class Tables:
     refused: Table
     status: Table
     purge: Table
+    horizon: Table
     outbox: OutboxTables
     decision: Table
     minute: Table
@@ -116,6 +117,7 @@ def _tables(schema: str | None) -> Tables:
     Index("inbox_message_accepted_at", c.consumer, c.accepted_at, **where(c.accepted_at.is_not(None)))
     consumer, ledger, rejected = _consumer(metadata), _ledger(metadata), _rejected(metadata)
     refused, status, purge = _refused(metadata), _status(metadata), _purge(metadata)
+    horizon = _horizon(metadata)
     outbox, decision = outbox_tables(metadata), decision_table(metadata)
     version = Table(
         VERSION_TABLE,
@@ -126,7 +128,18 @@ def _tables(schema: str | None) -> Tables:
     begin_with(version, f"(version_num) VALUES ('{REVISION}')")
     minute = minute_table(metadata)
     return Tables(
-        message, consumer, ledger, rejected, refused, status, purge, outbox, decision, minute, version
+        message,
+        consumer,
+        ledger,
+        rejected,
+        refused,
+        status,
+        purge,
+        horizon,
+        outbox,
+        decision,
+        minute,
+        version,
     )
 
 
@@ -245,6 +258,7 @@ def _consumer(metadata: MetaData) -> Table:
         Column("dead_retention", BigInteger),
         Column("digest_format", SmallInteger, nullable=False),
         Column("declared_at", UtcDateTime, nullable=False, server_default=utcnow()),
+        Column("key_time", String(5)),
         PrimaryKeyConstraint("consumer", "id", name="inbox_consumer_pkey"),
         **options(),
     )
@@ -270,6 +284,24 @@ def _purge(metadata: MetaData) -> Table:
         PrimaryKeyConstraint("consumer", name="inbox_purge_pkey"),
         **options(),
     )
+
+
+def _horizon(metadata: MetaData) -> Table:
+    """Which keys a consumer still takes whose keys name their time. Purges write it: first they raise
+    `keys_from`, and later, when nobody can still go by the old one, they delete what is below."""
+    horizon = Table(
+        "inbox_horizon",
+        metadata,
+        Column("consumer", Bytewise(128), nullable=False),
+        Column("keys_from", Bytewise(64), nullable=False),
+        Column("keys_gone", Bytewise(64), nullable=False),
+        Column("stored_at", UtcDateTime, nullable=False, server_default=utcnow()),
+        PrimaryKeyConstraint("consumer", name="inbox_horizon_pkey"),
+        **options(),
+    )
+    _named(horizon, "consumer")
+    horizon.append_constraint(CheckConstraint(HORIZON_RULE, name="inbox_horizon_gone"))
+    return horizon
 
 
 def _status(metadata: MetaData) -> Table:
@@ -324,8 +356,12 @@ CONSUMER_RULES = {
     "mode": "mode IN ('exactly-once', 'status')",
     "retention": "margin >= 0 AND retention >= margin",
     "dead": "(mode = 'status') = (dead_retention IS NOT NULL)",
+    "key_time": "key_time IN ('uuid7', 'ulid', 'timed')",
 }
 """Rules that every consumer's policy obeys, by the constraint's name."""
+
+HORIZON_RULE = "keys_gone <= keys_from"
+"""Only what is not taken any more is deleted."""
 
 REFUSED_RULES = {
     "known": "verdict IN ('mismatch', 'too_old', 'dead')",
@@ -333,7 +369,7 @@ REFUSED_RULES = {
 }
 """Rules that every refused message obeys, by the constraint's name."""
 
-_SHARED = ("inbox_consumer", "inbox_purge", "inbox_refused", DECISION, MINUTE)
+_SHARED = ("inbox_consumer", "inbox_purge", "inbox_refused", "inbox_horizon", DECISION, MINUTE)
 FEATURES = {
     "inbox": ("inbox_message", *_SHARED),
     "status": ("inbox_status", *_SHARED),

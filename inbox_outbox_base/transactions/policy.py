@@ -14,15 +14,16 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 from sqlalchemy import Connection, Row, Transaction
 from sqlalchemy.exc import DBAPIError
 
+from inbox_outbox_base.checks.key_times import KeyForm, KeyTime, form_of
 from inbox_outbox_base.checks.keys import DIGEST_FORMAT
 from inbox_outbox_base.checks.missing import raise_clearer
-from inbox_outbox_base.checks.retention import Retention
+from inbox_outbox_base.checks.retention import SKEW, Retention
 from inbox_outbox_base.databases import taking_statements
 from inbox_outbox_base.databases.registry import database_of
 from inbox_outbox_base.errors import codes
@@ -66,6 +67,9 @@ class Policy:
     """The version of the payload digest."""
     since: datetime
     """When it was first declared, or last changed by `set_policy`."""
+    key_time: str | None = None
+    """The form of its keys, if they name their time: "uuid7", "ulid" or "timed"; "ulid and uuid7", or "none
+    and ulid", if two processes have declared both."""
 
     @property
     def kept(self) -> Retention:
@@ -84,6 +88,8 @@ class _Memo:
 
     known: dict[Any, Retention] = field(default_factory=dict)
     """By declaration: how long its keys are kept, once the database has agreed."""
+    shortest: dict[Any, timedelta] = field(default_factory=dict)
+    """The same as purges see it: an operator may have made it shorter."""
     seen: dict[Any, float] = field(default_factory=dict)
     """By declaration, when the database was last asked."""
     declared: dict[Any, "tuple[weakref.ref[Transaction], weakref.ref[Transaction]]"] = field(
@@ -128,13 +134,21 @@ class Declaration:
         mode: Mode,
         retention: Retention | float | timedelta | None,
         dead_retention: float | None = None,
+        key_time: KeyTime | None = None,
     ) -> None:
         self._tables = tables
         self._consumer = consumer
         self._mode = mode
         self.asked = None if retention is None else Retention.of(retention)
         self._seconds = times(self.asked, dead_retention)
-        self._key = (tables.message.schema, consumer, mode, *self._seconds.values())
+        self._form = None if key_time is None else form_of(key_time)
+        self._key_time = key_time
+        self._key = (tables.message.schema, consumer, mode, key_time, *self._seconds.values())
+
+    @property
+    def has_horizon(self) -> bool:
+        """Whether the table `inbox_horizon` says which keys are taken, because they name their time."""
+        return self._form is not None
 
     def is_seen(self, connection: Connection) -> bool:
         """Whether this process has seen the stored policy within the last minute, and no connection has
@@ -153,6 +167,14 @@ class Declaration:
         if self.asked is not None:
             return self.asked
         return self._known(connection) or self.agree(connection, is_new=False)
+
+    def surely_kept_since(self, connection: Connection) -> datetime:
+        """By this machine's clock, a time of which, and of all later ones, no purge has deleted keys that
+        name their time. Sends nothing: if the stored policy was not seen lately, nothing is sure."""
+        kept = _memos.of(connection.engine.pool).shortest.get(self._place(connection))
+        if kept is None or not self.is_seen(connection):
+            return datetime.max.replace(tzinfo=UTC)
+        return datetime.now(UTC) - kept + SKEW
 
     def confirmed(self, connection: Connection) -> Retention:
         """The same, compared with the stored policy unless this process has just done so.
@@ -190,7 +212,8 @@ class Declaration:
         except DBAPIError as error:
             if codes.ends_wait(error) and not is_last:
                 return self.asked or Retention()
-            if not codes.is_denied(error):
+            # A purge that does not know that keys name their time would delete them by another one.
+            if self._key_time is not None or not codes.is_denied(error):
                 raise_clearer(connection, self._tables.consumer, error)
             # The role has no right to the table: go on without it, and warn once.
             kept, is_known = self.asked or Retention(), place in memo.known
@@ -221,6 +244,8 @@ class Declaration:
                 if is_last:
                     raise TransientError(f"consumer={self._consumer!r}: its policy is being stored just now")
                 return kept
+            if stored is None and self._form is not None:
+                self._check_keys(connection, self._form)
             connection.execute(taking_statements.declare(self._tables), self._row(stored))
             if transaction is not None and not database_of(connection).is_autocommit(connection):
                 for each in (place, consumer):
@@ -229,7 +254,18 @@ class Declaration:
         elif memo.is_declared_in(consumer, transaction):  # perhaps by another inbox of this name
             return kept
         memo.known[place], memo.seen[place] = kept, time.monotonic()
+        memo.shortest[place] = kept.duration if stored is None else min(kept.duration, stored.retention)
         return kept
+
+    def _check_keys(self, connection: Connection, form: KeyForm) -> None:
+        """Refuse a consumer that has taken keys of another form before there was a policy."""
+        ends = connection.execute(taking_statements.key_ends(self._tables), {"consumer_": self._consumer})
+        for key in ends.one():
+            if key is not None and not form.is_key(key):
+                raise PolicyConflict(
+                    f"consumer={self._consumer!r}: key_time={form.name!r}, but it has taken {key!r}, "
+                    f"which is not {form.expected}: give the consumer another name"
+                )
 
     def _asks_for_more(self, stored: Policy) -> bool:
         if stored.mode != self._mode:
@@ -237,6 +273,11 @@ class Declaration:
                 f"consumer={self._consumer!r}: this inbox has mode {self._mode}, but inbox_consumer says "
                 f"{stored.mode}. The modes do not see each other's messages: rename one of the consumers, or "
                 "set the mode with `inbox-outbox inbox set-policy`"
+            )
+        if stored.key_time != self._key_time:
+            raise PolicyConflict(
+                f"consumer={self._consumer!r}: this inbox has key_time={self._key_time!r}, but "
+                f"inbox_consumer says {stored.key_time!r}. A consumer keeps the form of its keys: rename it"
             )
         if stored.digest_format != DIGEST_FORMAT:
             raise PolicyConflict(
@@ -257,7 +298,7 @@ class Declaration:
         there: dict[str, int | None] = dict.fromkeys(_COLUMNS) if stored is None else stored.seconds
         defaults = times(Retention(), DEAD_RETENTION.total_seconds())
         chosen = {name: _first(self._seconds[name], there[name], defaults[name]) for name in _COLUMNS}
-        return row(self._consumer, self._mode, chosen)
+        return row(self._consumer, self._mode, chosen, self._key_time)
 
     def _place(self, connection: Connection) -> Any:
         """One declaration in one schema."""
@@ -287,6 +328,7 @@ def look(connection: Connection, tables: Tables, consumer: str | None = None) ->
 def merged(rows: Sequence[Row[Any]]) -> Policy:
     """One policy from the rows of a consumer."""
     dead = [row.dead_retention for row in rows if row.dead_retention is not None]
+    forms = {row.key_time for row in rows}
     return Policy(
         consumer=rows[0].consumer,
         mode=" and ".join(sorted({row.mode for row in rows})),
@@ -295,6 +337,7 @@ def merged(rows: Sequence[Row[Any]]) -> Policy:
         dead_retention=timedelta(seconds=max(dead)) if dead else None,
         digest_format=max(row.digest_format for row in rows),
         since=min(row.declared_at for row in rows),
+        key_time=" and ".join(sorted(each or "none" for each in forms)) if len(forms) > 1 else forms.pop(),
     )
 
 
@@ -304,7 +347,7 @@ def superseded(connection: Connection, tables: Tables) -> list[dict[str, Any]]:
     gone: list[dict[str, Any]] = []
     rows = connection.execute(taking_statements.policies(tables, of_one=False)).all()
     for each in sorted(rows, key=lambda row: (_times(row), row.id), reverse=True):
-        others = kept.setdefault((each.consumer, each.mode, each.digest_format), [])
+        others = kept.setdefault((each.consumer, each.mode, each.key_time, each.digest_format), [])
         if any(all(map(operator.ge, _times(other), _times(each))) for other in others):
             gone.append({"consumer_": each.consumer, "id_": each.id})
         else:
@@ -316,7 +359,7 @@ def _times(row: Row[Any]) -> tuple[int, int, int]:
     return row.retention, row.margin, row.dead_retention or 0
 
 
-def row(consumer: str, mode: str, seconds: Mapping[str, int | None]) -> dict[str, Any]:
+def row(consumer: str, mode: str, seconds: Mapping[str, int | None], key_time: str | None) -> dict[str, Any]:
     """The columns of a policy's row."""
     dead = seconds["dead_retention"] if mode == "status" else None
     given: dict[str, Any] = {
@@ -324,6 +367,7 @@ def row(consumer: str, mode: str, seconds: Mapping[str, int | None]) -> dict[str
         "id": os.urandom(16),
         "mode": mode,
         "digest_format": DIGEST_FORMAT,
+        "key_time": key_time,
     }
     return given | {**seconds, "dead_retention": dead}
 

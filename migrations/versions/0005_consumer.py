@@ -1,4 +1,5 @@
-"""Each consumer's mode, how long its keys are kept, when it was last purged, and what it has refused."""
+"""Each consumer's mode, how long its keys are kept, when it was last purged, what it has refused, and which
+keys it still takes."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -11,12 +12,13 @@ down_revision = "0004"
 branch_labels = None
 depends_on = None
 features = ("inbox", "status", "ledger")
-makes = ("inbox_consumer", "inbox_purge", "inbox_refused")
+makes = ("inbox_consumer", "inbox_purge", "inbox_refused", "inbox_horizon")
 
 RULES = {
     "mode": "mode IN ('exactly-once', 'status')",
     "retention": "margin >= 0 AND retention >= margin",
     "dead": "(mode = 'status') = (dead_retention IS NOT NULL)",
+    "key_time": "key_time IN ('uuid7', 'ulid', 'timed')",
 }
 REFUSED_RULES = {
     "known": "verdict IN ('mismatch', 'too_old', 'dead')",
@@ -37,6 +39,7 @@ def upgrade() -> None:
         sa.Column("dead_retention", sa.BigInteger),
         sa.Column("digest_format", sa.SmallInteger, nullable=False),
         sa.Column("declared_at", plain_time(), nullable=False, server_default=now),
+        sa.Column("key_time", sa.String(5)),
         sa.PrimaryKeyConstraint("consumer", "id", name="inbox_consumer_pkey"),
         sa.CheckConstraint(sa.column("consumer") != "", name="inbox_consumer_consumer_not_empty"),
         *(sa.CheckConstraint(rule, name=f"inbox_consumer_{name}") for name, rule in RULES.items()),
@@ -77,6 +80,18 @@ def upgrade() -> None:
     )
     # For purges, as in 0001.
     op.create_index("inbox_refused_last_seen", "inbox_refused", ["consumer", "last_seen"], schema=schema)
+    op.create_table(
+        "inbox_horizon",
+        sa.Column("consumer", plain_text(128), nullable=False),
+        sa.Column("keys_from", plain_text(64), nullable=False),
+        sa.Column("keys_gone", plain_text(64), nullable=False),
+        sa.Column("stored_at", plain_time(), nullable=False, server_default=now),
+        sa.PrimaryKeyConstraint("consumer", name="inbox_horizon_pkey"),
+        sa.CheckConstraint(sa.column("consumer") != "", name="inbox_horizon_consumer_not_empty"),
+        sa.CheckConstraint("keys_gone <= keys_from", name="inbox_horizon_gone"),
+        schema=schema,
+        **options(),
+    )
 
 
 def downgrade() -> None:

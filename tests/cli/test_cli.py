@@ -193,6 +193,8 @@ def test_policies(postgres: Database) -> None:
     assert count(postgres) == 3
     assert "\n3 rows deleted" in succeeded(run("purge", "--older-than", "36h", "--override"))
     assert run("set-policy", "orders", "--retention", "1d").returncode == 2
+    by_time = run("set-policy", "trips", "--mode", "exactly-once", "--key-time", "ulid", "--json")
+    assert as_json(by_time)["key_time"] == "ulid"
 
 
 @pytest.mark.parametrize("zone", [UTC, None])

@@ -53,6 +53,21 @@ def take(owner: Engine, app: Database) -> None:
     refuse_twice(owner, engine)
 
 
+def take_by_time(owner: Engine, app: Database) -> None:
+    """The same with keys that name their time, one of which has been forgotten."""
+    engine = app.engine(isolation_level="REPEATABLE READ")
+    by_time = Inbox("billing", key_time="timed")
+    bill = by_time.handler(engine, key=str)(lambda *_: 7)
+    keys = [inbox.timed_key(when, "a") for when in (OLD, datetime.now(UTC) - timedelta(seconds=1))]
+    assert (bill(keys[1]).verdict, bill(keys[1]).result) == (Verdict.NEW, 7)
+    with owner.begin() as connection:
+        horizon = {"consumer": "billing", "keys_from": keys[1], "keys_gone": ""}
+        connection.execute(insert(TABLES.horizon), horizon)
+    with engine.begin() as connection:
+        assert by_time.accept_many(connection, keys) == [Verdict.TOO_OLD, Verdict.DUPLICATE]
+    refuse_twice(owner, engine)
+
+
 def refuse_twice(owner: Engine, engine: Engine) -> None:
     """Record two refusals of a key, as the thread does that writes them."""
     note = RefusalNote(engine, TABLES.refused, "billing", "a", Verdict.MISMATCH, b"1", b"2")
@@ -225,6 +240,9 @@ def purge(owner: Engine, app: Database) -> None:
                 "margin": 0,
             }
             connection.execute(insert(TABLES.consumer), policy | {"digest_format": 1})
+        by_time = policy | {"consumer": "b", "key_time": "uuid7", "declared_at": OLD, "digest_format": 1}
+        connection.execute(insert(TABLES.consumer), by_time)
+        connection.execute(insert(TABLES.message), {"consumer": "b", "key": "b", "claim": bytes(16)})
     with StatusInbox("orders", store=SqlStore(owner)).claim("a"):
         pass
     with owner.begin() as connection:
@@ -249,6 +267,7 @@ def spark_with_rejected_rows(owner: Engine, app: Database) -> None:
 
 PARTS: dict[str, Part] = {
     "take": take,
+    "take by time": take_by_time,
     "status mode": status_mode,
     "publish": publish,
     "relay": relay,

@@ -126,6 +126,7 @@ def test_the_names_are_fixed() -> None:
         "show",
         "show_message",
         "status",
+        "timed_key",
     ]
 
 

@@ -11,11 +11,10 @@ import os
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from datetime import datetime
 from functools import cache, partial
 from typing import Any, Literal, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Engine, TextClause, bindparam, func, null, text
+from sqlalchemy import ColumnElement, Connection, Engine, Select, TextClause, bindparam, func, null, text
 from sqlalchemy.dialects.mysql import Insert
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
@@ -130,6 +129,11 @@ def add_many(tables: Tables) -> Insert:
     return TellingInsert(tables.message).values(taking_statements.ROW)
 
 
+@cache
+def _lowest_key_locked(tables: Tables) -> Select[Any]:
+    return taking_statements.lowest_key(tables).with_for_update(read=True)
+
+
 class MySQLTaking(Taking):
     """One INSERT that waits; a refused row that nobody can see means an old snapshot."""
 
@@ -172,6 +176,16 @@ class MySQLTaking(Taking):
             attempt = Attempt(batch.tables, batch.consumer, missing, batch.claim, None)
             raise self._not_visible(connection, attempt)
         return {key for key, row in found.items() if row.claim == batch.claim}
+
+    def lowest_key(
+        self, connection: Connection, of: Attempt | KeyBatch, lowest: str, sure_from: Callable[[], str]
+    ) -> str:
+        # A plain SELECT would show an old snapshot. This one shows the newest commit, and keeps purges from
+        # changing it until the transaction ends.
+        if lowest >= sure_from():
+            return ""
+        found = connection.execute(_lowest_key_locked(of.tables), {"consumer_": of.consumer})
+        return found.scalar_one_or_none() or ""
 
     def _not_visible(self, connection: Connection, attempt: Attempt) -> Exception:
         """Why a key was refused, although this transaction sees no row of it: the row was committed after
@@ -220,9 +234,7 @@ class MySQLTaking(Taking):
             ).one_or_none()
         return None if row is None else Stored(*row)
 
-    def delete_oldest(
-        self, connection: Connection, aging: Aging, parameters: dict[str, Any]
-    ) -> list[datetime]:
+    def delete_oldest(self, connection: Connection, aging: Aging, parameters: dict[str, Any]) -> list[Any]:
         chosen = taking_statements.oldest(aging).with_for_update(skip_locked=True)
         rows = connection.execute(chosen, parameters).all()
         if rows:

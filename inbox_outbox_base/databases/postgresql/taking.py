@@ -7,9 +7,8 @@ themselves with one shared lock per consumer, and single messages use the patien
 """
 
 import json
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from datetime import datetime
 from typing import Any, Literal, NamedTuple
 
 from sqlalchemy import Connection, select, text
@@ -31,6 +30,8 @@ from .taking_statements import (
     delete_loads,
     find_loads,
     find_many,
+    lowest_key,
+    try_horizon,
     wait_for_key,
 )
 
@@ -59,23 +60,60 @@ class PostgreSQLTaking(Taking):
         added = execute(connection, add_at_once(attempt.tables, marks=attempt.marks), attempt.row())
         if added.rowcount == 1:
             return True
-        stored = self.find(connection, attempt)
         # Neither added nor there: the key, or a batch of its consumer, is in flight.
-        if stored is None:
-            if self._take_patiently(connection, attempt, "key", [attempt.key], wait):
-                if attempt.marks:
-                    connection.execute(_MARK)
-                return True
-            # The row is there if the other transaction has committed; not if the wait ran out.
-            stored = self.find(connection, attempt)
-        return stored
+        return self.find(connection, attempt) or self._take_in_turn(connection, attempt, wait)
+
+    def _take_in_turn(
+        self, connection: Connection, attempt: Attempt, wait: float, *, in_range: bool = False
+    ) -> Literal[True] | Stored | None:
+        if self._take_patiently(connection, attempt, "key", [attempt.key], wait, in_range=in_range):
+            if attempt.marks:
+                connection.execute(_MARK)
+            return True
+        # The row is there if the other transaction has committed; not if the wait ran out.
+        return self.find(connection, attempt)
+
+    def take_in_range(
+        self, connection: Connection, attempt: Attempt, wait: float, sure_from: Callable[[], str]
+    ) -> bool | Stored | None:
+        statement = add_at_once(attempt.tables, marks=attempt.marks, in_range=True)
+        if execute(connection, statement, attempt.row()).rowcount == 1:
+            return True
+        stored = self.find(connection, attempt)
+        if stored is not None:
+            return stored
+        if attempt.key < self.lowest_key(connection, attempt, attempt.key, sure_from):
+            return False
+        taken = self._take_in_turn(connection, attempt, wait, in_range=True)
+        # A purge may have gone on during the wait, or since the snapshot of a REPEATABLE READ.
+        if taken is True and attempt.key < self.lowest_key(connection, attempt, attempt.key, sure_from):
+            self.give_back(connection, attempt, [attempt.key])
+            return False
+        return taken
+
+    def lowest_key(
+        self, connection: Connection, of: Attempt | KeyBatch, lowest: str, sure_from: Callable[[], str]
+    ) -> str:
+        parameters = {"consumer": of.consumer}
+        is_newest, found = connection.execute(lowest_key(of.tables), parameters).one()
+        if not is_newest:
+            # The INSERT of a row that a later commit has changed is an error, as a duplicate's would be.
+            with connection.begin_nested() as savepoint:
+                connection.execute(try_horizon(of.tables), parameters)
+                savepoint.rollback()
+        return found or ""
 
     def take_many(self, connection: Connection, batch: KeyBatch, wait: float) -> set[str] | None:
         prototype = Attempt(batch.tables, batch.consumer, "", batch.claim, None)
-        if batch.digests is None:
-            return self._take_patiently(connection, prototype, "batch", batch.keys, wait)
-        pairs = [(key, digest and digest.hex()) for key in batch.keys for digest in [batch.digests.get(key)]]
-        return self._take_patiently(connection, prototype, "batch", pairs, wait, with_digests=True)
+        keys: Sequence[object] = batch.keys
+        if batch.digests is not None:
+            keys = [
+                (key, digest and digest.hex()) for key in batch.keys for digest in [batch.digests.get(key)]
+            ]
+        with_digests, in_range = batch.digests is not None, batch.in_range
+        return self._take_patiently(
+            connection, prototype, "batch", keys, wait, with_digests=with_digests, in_range=in_range
+        )
 
     def _take_patiently(
         self,
@@ -86,13 +124,14 @@ class PostgreSQLTaking(Taking):
         wait: float,
         *,
         with_digests: bool = False,
+        in_range: bool = False,
     ) -> set[str] | None:
         """The keys that are ours now; None if the wait ran out."""
         parameters = attempt.row() | {"keys": _as_json(keys), "timeout": _milliseconds(wait)}
         try:
             # A lock timeout aborts everything since the last savepoint: the caller's work must survive it.
             with connection.begin_nested():
-                statement = add_in_order(attempt.tables, lock, with_digests=with_digests)
+                statement = add_in_order(attempt.tables, lock, with_digests=with_digests, in_range=in_range)
                 taken = connection.execute(statement, parameters).scalar_one()
         except DBAPIError as error:
             if not codes.ends_wait(error):
@@ -116,9 +155,7 @@ class PostgreSQLTaking(Taking):
             connection.execute(_WRITES)
         return found
 
-    def delete_oldest(
-        self, connection: Connection, aging: Aging, parameters: dict[str, Any]
-    ) -> list[datetime]:
+    def delete_oldest(self, connection: Connection, aging: Aging, parameters: dict[str, Any]) -> list[Any]:
         has_partitions = connection.execute(begin_purge(aging.table)).scalar_one()
         statement = delete_batch(aging, has_partitions=has_partitions)
         return list(connection.execute(statement, parameters).scalars())

@@ -48,22 +48,29 @@ MARK = literal_column(f"set_config('{REPORTED}', 'on', true) = 'on'", Boolean())
 
 
 @cache
-def add_at_once(tables: Tables, *, marks: bool = False) -> Insert:
+def add_at_once(tables: Tables, *, marks: bool = False, in_range: bool = False) -> Insert:
     """The first statement: inserts the row unless its key, or a batch of its consumer, is in flight. It can
-    also mark the transaction."""
+    also mark the transaction. A key that must be in the range of the consumer's is inserted only if the
+    statement has its own snapshot, so that it sees the newest range."""
     lock_of_key, lock_of_batch = _key_lock(tables), batch_lock(tables)
     # The batch lock is only probed, and released at once; CASE, unlike AND, guarantees that order. The key's
     # lock comes last: if it were kept without a row, a key that nobody takes would seem to be in flight.
     given_back, take = func.pg_advisory_unlock(lock_of_batch), func.pg_try_advisory_xact_lock(lock_of_key)
     ours = case((given_back & MARK if marks else given_back, take), else_=false())
     is_free = case((func.pg_try_advisory_lock(lock_of_batch), ours), else_=false())
+    if in_range:
+        is_free = case(
+            (_HAS_OWN_SNAPSHOT & _is_in_range(tables, _row(tables)["key"]), is_free), else_=false()
+        )
     row = select(*_row(tables).values()).where(is_free)
     added = insert(tables.message).from_select(_COLUMNS, row).on_conflict_do_nothing()
     return added.execution_options(preserve_rowcount=True)
 
 
 @cache
-def add_in_order(tables: Tables, lock: Literal["key", "batch"], *, with_digests: bool = False) -> Select[Any]:
+def add_in_order(
+    tables: Tables, lock: Literal["key", "batch"], *, with_digests: bool = False, in_range: bool = False
+) -> Select[Any]:
     """The patient statement: takes a lock, waits for keys in flight, restores the lock timeout, and returns
     the inserted keys. Because of the ORDER BY, the guard runs before the first row is written, and two
     batches meet their common keys in the same order, so that they cannot deadlock."""
@@ -88,12 +95,42 @@ def add_in_order(tables: Tables, lock: Literal["key", "batch"], *, with_digests:
         .select_from(guard.join(keys, literal(True)))
         .order_by(keys.c.key.collate("C"))
     )
+    if in_range:
+        rows = rows.where(_is_in_range(tables, keys.c.key))
     added = insert(tables.message).from_select(_COLUMNS, rows).on_conflict_do_nothing()
     taken = added.returning(c.key).cte("taken")
     before = select(guard.c.before).scalar_subquery()
     restored = func.set_config("lock_timeout", before, literal(True))
     keys_taken = func.array_agg(taken.c.key, type_=ARRAY(Text))
     return select(keys_taken.label("keys"), restored.label("restored"))
+
+
+def _is_in_range(tables: Tables, key: ColumnElement[str]) -> ColumnElement[bool]:
+    """Whether the consumer takes this key, which names its time."""
+    c = tables.horizon.c
+    its = select(c.keys_from).where(c.consumer == _row(tables)["consumer"])
+    return key.collate("C") >= func.coalesce(its.scalar_subquery(), literal_column("''"))
+
+
+_HAS_OWN_SNAPSHOT: ColumnElement[bool] = literal_column(
+    "left(current_setting('transaction_isolation'), 4) = 'read'", Boolean()
+)
+
+
+@cache
+def lowest_key(tables: Tables) -> Select[Any]:
+    """The lowest key that a consumer takes, and whether this statement sees the newest commit."""
+    c = tables.horizon.c
+    its = select(c.keys_from).where(c.consumer == _row(tables)["consumer"])
+    return select(_HAS_OWN_SNAPSHOT.label("is_newest"), its.scalar_subquery())
+
+
+@cache
+def try_horizon(tables: Tables) -> Insert:
+    """Fails in a transaction that does not see the newest row of the consumer. Roll it back."""
+    none: ColumnElement[str] = literal_column("''")
+    row = {"consumer": _row(tables)["consumer"], "keys_from": none, "keys_gone": none}
+    return insert(tables.horizon).values(row).on_conflict_do_nothing()
 
 
 @cache

@@ -3,7 +3,6 @@ for longer than the wait, even a key that nobody takes is in flight. The wait is
 
 import sqlite3
 from contextlib import AbstractContextManager
-from datetime import datetime
 from functools import cache
 from typing import Any, Literal
 
@@ -93,9 +92,7 @@ class SQLiteTaking(Taking):
         # There is no server: when the call returns, its COMMIT has happened or never will.
         return self.find(connection, attempt)
 
-    def delete_oldest(
-        self, connection: Connection, aging: Aging, parameters: dict[str, Any]
-    ) -> list[datetime]:
+    def delete_oldest(self, connection: Connection, aging: Aging, parameters: dict[str, Any]) -> list[Any]:
         return list(connection.execute(delete_batch(aging), parameters).scalars())
 
     def unusable_setting(self, driver: Any) -> str | None:

@@ -1,0 +1,117 @@
+"""Keys that name their time: their text sorts, byte by byte, by the time at which their message was made."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Literal
+from uuid import UUID
+
+from inbox_outbox_base.errors.inbox import InvalidKey
+
+from .keys import encode_key
+from .options import aware, shown
+
+KeyTime = Literal["uuid7", "ulid", "timed"]
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
+_CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+_TIME_OF_TIMED = 27
+"""How many characters of a timed key are its time."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyForm:
+    """One form of keys that name their time."""
+
+    name: KeyTime
+    expected: str
+    """What such a key is, for people."""
+    is_key: Callable[[str], object]
+    """Whether a text is such a key: true or false."""
+    since: Callable[[datetime], str]
+    """The text at or after which the keys of a time, and of all later ones, sort. Those of all earlier times
+    sort before it."""
+
+    def check(self, key: str) -> str:
+        """The key itself.
+
+        Raises:
+            InvalidKey: it is of another form.
+        """
+        if not self.is_key(key):
+            raise InvalidKey(f"key={shown(key)}: with key_time={self.name!r}, expected {self.expected}")
+        return key
+
+
+def timed_key(when: datetime, *parts: str | int | UUID) -> str:
+    """A key for `Inbox(key_time="timed")`, from the time at which the message was made and what else tells it
+    from others: `2026-11-28T09:04:31.500000Z["order",42]`.
+
+    Args:
+        when: with a time zone, and the same in every delivery of the message, so from the message itself:
+            another time is another key. It is written in UTC, to the microsecond.
+        parts: one or more; text, whole numbers or UUIDs, as the parts of other keys.
+
+    Raises:
+        InvalidOption: `when` is no time with a time zone.
+        InvalidKey: there are no parts, or one of another type; or the key has more than 512 bytes of UTF-8.
+    """
+    return encode_key(_in_utc(aware("when", when)) + encode_key(parts))
+
+
+def form_of(key_time: KeyTime) -> KeyForm:
+    """The form of this name."""
+    return FORMS[key_time]
+
+
+def _milliseconds(when: datetime) -> int:
+    return max(0, (when - _EPOCH) // _MILLISECOND)
+
+
+def _since_uuid7(when: datetime) -> str:
+    digits = f"{_milliseconds(when):012x}"
+    return f"{digits[:8]}-{digits[8:]}"
+
+
+def _since_ulid(when: datetime) -> str:
+    number = _milliseconds(when)
+    return "".join(_CROCKFORD[number >> bits & 31] for bits in range(45, -1, -5))
+
+
+def _in_utc(when: datetime) -> str:
+    # Not strftime: years before 1000 would be shorter.
+    return f"{when.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='microseconds')}Z"
+
+
+def _is_timed(key: str) -> bool:
+    time, parts = key[:_TIME_OF_TIMED], key[_TIME_OF_TIMED:]
+    if not (parts.startswith("[") and parts.endswith("]") and time.isascii() and time.endswith("Z")):
+        return False
+    try:
+        when = datetime.fromisoformat(time[:-1])
+    except ValueError:
+        return False
+    # In this one spelling; Python reads others, too.
+    return f"{when.isoformat(timespec='microseconds')}Z" == time
+
+
+FORMS: dict[KeyTime, KeyForm] = {
+    form.name: form
+    for form in (
+        KeyForm(
+            "uuid7",
+            "a UUID of version 7, in lower case and with hyphens",
+            re.compile("[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}").fullmatch,
+            _since_uuid7,
+        ),
+        KeyForm(
+            "ulid",
+            f"a ULID: 26 characters of {_CROCKFORD}, the first at most 7",
+            re.compile(f"[0-7][{_CROCKFORD}]{{25}}").fullmatch,
+            _since_ulid,
+        ),
+        KeyForm("timed", "a key that inbox.timed_key has made", _is_timed, _in_utc),
+    )
+}

@@ -1,0 +1,313 @@
+"""Keys that name their time: what an inbox says about them, on every database."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+from uuid import UUID
+
+import pytest
+from sqlalchemy import Connection, Engine, insert, select, update
+from sqlalchemy.exc import DBAPIError
+
+import inbox
+from inbox import AsyncInbox, Inbox, Verdict, is_transient, purge, set_policy, timed_key
+from inbox.errors import InvalidKey, InvalidOption, PolicyConflict
+from inbox.schema import tables
+from inbox_outbox.testing import age
+from inbox_outbox_base.checks.key_times import FORMS, KeyTime
+from tests.support.database import Database
+from tests.support.on_servers import WITH_WRITERS, each_on, on
+
+pytestmark = pytest.mark.mysql
+
+DAY = timedelta(days=1)
+HORIZON, MESSAGE = tables().horizon, tables().message
+NEW, DUPLICATE, TOO_OLD = Verdict.NEW, Verdict.DUPLICATE, Verdict.TOO_OLD
+
+
+def key_of(form: KeyTime, when: datetime, name: str = "a") -> str:
+    """A key of this form and time; others have other names."""
+    number = int.from_bytes(name.encode())
+    if form == "uuid7":
+        return f"{FORMS[form].since(when)}-7000-8000-{number:012x}"
+    return FORMS[form].since(when) + f"{number:016d}" if form == "ulid" else timed_key(when, name)
+
+
+def ago(*, form: KeyTime = "uuid7", name: str = "a", **time: float) -> str:
+    """The same, of a time that has passed."""
+    return key_of(form, datetime.now(UTC) - timedelta(**time), name)
+
+
+def accept(engine: Engine, inbox: Inbox, key: str, payload: Any = None) -> Verdict:
+    """Take it in a transaction of its own."""
+    with engine.begin() as connection:
+        return inbox.accept(connection, key, payload)
+
+
+def forget(engine: Engine) -> None:
+    """Purge as a service does: what one purge does not let in any more, a later one deletes."""
+    for _ in range(2):
+        with engine.begin() as connection:
+            age(connection, by=300)
+        purge(engine)
+
+
+def keys(engine: Engine) -> list[str]:
+    """The keys that are stored."""
+    with engine.connect() as connection:
+        return list(connection.scalars(select(MESSAGE.c.key).order_by(MESSAGE.c.key)))
+
+
+FORM: dict[str, KeyTime] = {"uuid7": "uuid7", "ulid": "ulid", "timed": "timed"}
+
+
+@each_on("postgresql", "form", FORM)
+def test_verdicts(migrated: Database, form: KeyTime) -> None:
+    """A message is new once. Once its key is forgotten, it is too old, in every way to take it, and the
+    caller's transaction goes on; a key that is still stored keeps its verdict, however old it is."""
+    engine, billing = migrated.engine(), Inbox("billing", key_time=form)
+    old, late, young = ago(form=form, days=8), ago(form=form, days=8, name="late"), ago(form=form, minutes=1)
+    for key in (old, young):
+        assert accept(engine, billing, key, 1) is NEW
+        assert accept(engine, billing, key, 1) is DUPLICATE
+        assert accept(engine, billing, key, 2) is Verdict.MISMATCH
+    with engine.begin() as connection:
+        age(connection, by=300)
+    purge(engine)  # the first one stores the horizon, and deletes nothing
+    assert keys(engine) == sorted([old, young])
+    assert accept(engine, billing, old, 1) is DUPLICATE
+    forget(engine)
+    assert keys(engine) == [young]
+    with engine.begin() as connection:
+        assert billing.accept(connection, old) is TOO_OLD
+        assert billing.accept(connection, late) is TOO_OLD
+        assert billing.accept(connection, young, 1) is DUPLICATE
+        assert billing.take(connection, old).verdict is TOO_OLD
+        fresh = ago(form=form, seconds=1, name="b")
+        batch = [old, young, late, fresh, fresh]
+        assert billing.accept_many(connection, batch) == [TOO_OLD, DUPLICATE, TOO_OLD, NEW, DUPLICATE]
+        assert billing.accept_many(connection, [late], [1]) == [TOO_OLD]
+    assert keys(engine) == sorted([young, fresh])
+    with pytest.raises(inbox.errors.MessageTooOld), billing.transaction(engine, late):
+        pass
+
+
+WRONG: dict[str, tuple[KeyTime, list[Any]]] = {
+    "uuid7": (
+        "uuid7",
+        [
+            "0190AAAA-BBBB-7000-8000-000000000000",
+            "0190aaaabbbb70008000000000000000",
+            "0190aaaa-bbbb-4000-8000-000000000000",
+            "0190aaaa-bbbb-7000-0000-000000000000",
+            UUID("c9bf9e57-1685-4c89-bafb-ff5af830be8a"),
+            7,
+        ],
+    ),
+    "ulid": (
+        "ulid",
+        ["01arz3ndektsv4rrffq69g5fav", "01ARZ3NDEKTSV4RRFFQ69G5FAU", "81ARZ3NDEKTSV4RRFFQ69G5FAV", "01ARZ3"],
+    ),
+    "timed": (
+        "timed",
+        [
+            "2026-11-28T09:04:31.5Z[1]",
+            '2026-11-28T09:04:31.500000+00:00["a"]',
+            "2026-11-28 09:04:31.500000Z[1]",
+            "2026-13-28T09:04:31.500000Z[1]",
+            "2026-11-28T09:04:31.500000Za",
+            ("2026-11-28T09:04:31.500000Z", "a"),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize(("form", "wrong"), WRONG.values(), ids=WRONG)
+def test_keys_of_another_form(sqlite: Database, form: KeyTime, wrong: list[Any]) -> None:
+    """They are refused by name, and the transaction goes on."""
+    engine, billing = sqlite.engine(), Inbox("billing", key_time=form)
+    right = ago(form=form, minutes=1)
+    with engine.begin() as connection:
+        for key in wrong:
+            with pytest.raises(InvalidKey, match=f"key_time='{form}', expected "):
+                billing.accept(connection, key)
+            with pytest.raises(InvalidKey, match=f"key_time='{form}', expected "):
+                billing.accept_many(connection, [right, key])
+        assert billing.accept(connection, right) is NEW
+    assert keys(engine) == [right]
+
+
+def test_timed_keys() -> None:
+    """The time is in UTC, to the microsecond, and so wide in every year that keys sort by it."""
+    when = datetime(2026, 11, 28, 10, 4, 31, 500000, timezone(timedelta(hours=1)))
+    assert timed_key(when, "order", 42) == '2026-11-28T09:04:31.500000Z["order",42]'
+    early = timed_key(datetime(1, 1, 1, tzinfo=UTC), "a")
+    assert early == '0001-01-01T00:00:00.000000Z["a"]'
+    assert FORMS["timed"].check(early) == early
+    for form in FORMS.values():
+        times = [datetime(1969, 7, 20, tzinfo=UTC), when, when + timedelta(milliseconds=1), when + DAY]
+        first, *others = (key_of(form.name, each) for each in times)
+        assert [first, *others] == sorted([first, *others])
+        for each, key in zip(times, [first, *others], strict=True):
+            assert form.check(key) >= form.since(each)
+        assert first < form.since(when) <= others[0] < form.since(times[2])
+    with pytest.raises(InvalidOption, match=r"when=datetime.* time zone"):
+        timed_key(datetime(2026, 1, 1), "a")  # noqa: DTZ001 - this is what is refused
+    with pytest.raises(InvalidKey, match="at least one part"):
+        timed_key(when)
+    with pytest.raises(InvalidKey, match="512 bytes"):
+        timed_key(when, 512 * "a")
+
+
+@on(*("postgresql", "mysql", "sqlite"))
+def test_a_producer_whose_clock_is_wrong(migrated: Database) -> None:
+    """A producer may be a day ahead; further ahead is refused before anything is written. One that is behind
+    only has its keys forgotten so much earlier, and they are never taken twice."""
+    engine, billing = migrated.engine(), Inbox("billing", key_time="ulid", retention=DAY)
+    ahead, too_far = ago(form="ulid", hours=-23.9), ago(form="ulid", hours=-24.1)
+    behind = ago(form="ulid", hours=25)
+    with engine.begin() as connection:
+        with pytest.raises(InvalidKey, match="more than a day ahead of the database's clock"):
+            billing.accept(connection, too_far)
+        with pytest.raises(InvalidKey, match="more than a day ahead"):
+            billing.accept_many(connection, [ahead, too_far, behind])
+        assert billing.accept_many(connection, [ahead, behind]) == [NEW, NEW]
+    forget(engine)
+    assert keys(engine) == [ahead]
+    assert accept(engine, billing, ahead) is DUPLICATE
+    assert accept(engine, billing, behind) is TOO_OLD
+    (found,) = inbox.overview(engine).consumers
+    assert (found.overdue, found.policy and found.policy.key_time) == (0, "ulid")
+
+
+def test_times_beside_such_keys(sqlite: Database) -> None:
+    """The key names the time: another one is refused by name, and so is an unknown form."""
+    engine, billing = sqlite.engine(), Inbox("billing", key_time="uuid7")
+    with (
+        engine.begin() as connection,
+        pytest.raises(InvalidOption, match="message_time: with key_time='uuid7'"),
+    ):
+        billing.accept(connection, ago(days=1), message_time=datetime.now(UTC))
+    with (
+        engine.begin() as connection,
+        pytest.raises(InvalidOption, match="message_time: with key_time='uuid7'"),
+    ):
+        billing.accept_many(connection, [ago(days=1)], message_times=[datetime.now(UTC)])
+    with pytest.raises(InvalidOption, match="key_time='uuid4': expected one of uuid7, ulid, timed"):
+        Inbox("billing", key_time="uuid4")  # type: ignore[arg-type]
+
+
+def _snapshot(connection: Connection) -> None:
+    connection.execute(select(MESSAGE.c.key).limit(1)).all()
+
+
+@on(*WITH_WRITERS)
+@pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
+def test_an_old_snapshot(migrated: Database, many: bool) -> None:
+    """A REPEATABLE READ that began before a key was taken, forgotten and deleted does not take it: its key is
+    too old, or the error says to try again."""
+    engine, billing = migrated.engine(isolation_level="REPEATABLE READ"), Inbox("billing", key_time="uuid7")
+    key, other = ago(days=8), ago(days=8, name="b")
+    assert accept(engine, billing, other) is NEW
+    with engine.begin() as connection:
+        _snapshot(connection)
+        assert accept(engine, billing, key) is NEW
+        forget(migrated.engine())
+        assert keys(engine) == []
+
+        def again() -> Verdict:
+            return billing.accept_many(connection, [key])[0] if many else billing.accept(connection, key)
+
+        if migrated.name == "postgresql":
+            with pytest.raises(DBAPIError) as error:
+                again()
+            assert is_transient(error.value)
+            connection.rollback()
+        else:
+            assert again() is TOO_OLD
+    assert accept(engine, billing, key) is TOO_OLD
+    assert accept(engine, billing, ago(minutes=1)) is NEW
+
+
+WAITING = (
+    "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+)
+
+
+@on("postgresql")
+def test_who_has_waited(migrated: Database) -> None:
+    """A message that waits for another transaction, while its key is forgotten, is too old afterwards."""
+    engine, billing = migrated.engine(), Inbox("billing", key_time="uuid7")
+    key = ago(days=8)
+    assert accept(engine, billing, ago(minutes=1)) is NEW
+    forget(engine)
+    with engine.begin() as connection:
+        connection.execute(update(HORIZON).values(keys_from="", keys_gone=""))
+    answers: list[Any] = []
+
+    def wait(take: Callable[[Connection], Any]) -> threading.Thread:
+        def run() -> None:
+            with engine.begin() as connection:
+                answers.append(take(connection))
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        return thread
+
+    with engine.connect() as first:
+        first.begin()
+        assert billing.accept(first, key) is NEW
+        threads = [
+            wait(lambda connection: billing.accept(connection, key)),
+            wait(lambda connection: billing.accept_many(connection, [key])[0]),
+        ]
+        with engine.connect() as watcher:
+            while watcher.exec_driver_sql(WAITING).scalar_one() < 2:
+                watcher.rollback()
+        with engine.begin() as other:
+            other.execute(update(HORIZON).values(keys_from=ago(days=7)))
+        first.rollback()
+    for thread in threads:
+        thread.join(20)
+    assert answers == [TOO_OLD, TOO_OLD]
+    assert key not in keys(engine)
+
+
+def test_the_form_is_agreed_on(migrated: Database) -> None:
+    """Another form, none, or a form after keys without one: nothing is taken, and the error names both."""
+    engine = migrated.engine()
+    assert accept(engine, Inbox("billing", key_time="ulid"), ago(form="ulid", minutes=1)) is NEW
+    taken = keys(engine)
+    others = {
+        "'uuid7', but inbox_consumer says 'ulid'": (Inbox("billing", key_time="uuid7"), ago(minutes=1)),
+        "None, but inbox_consumer says 'ulid'": (Inbox("billing"), "order-1"),
+    }
+    for said, (other, key) in others.items():
+        with engine.begin() as connection, pytest.raises(PolicyConflict, match=f"key_time={said}"):
+            other.accept(connection, key)
+    assert keys(engine) == taken
+    with pytest.raises(InvalidOption, match="key_time='uuid7': inbox_consumer says 'ulid' about 'billing'"):
+        set_policy(engine, "billing", key_time="uuid7")
+    assert set_policy(engine, "billing", retention=DAY).key_time == "ulid"
+    assert set_policy(engine, "shop", mode="exactly-once", key_time="timed").key_time == "timed"
+    with engine.begin() as connection:
+        row = {"consumer": "old", "key": "order-1", "claim": bytes(16)}
+        connection.execute(insert(MESSAGE), row)
+        with pytest.raises(PolicyConflict, match="key_time='uuid7', but it has taken 'order-1'"):
+            Inbox("old", key_time="uuid7").accept(connection, ago(minutes=1))
+    assert keys(engine) == sorted([*taken, "order-1"])
+
+
+def test_asynchronous_code(sqlite: Database) -> None:
+    """`AsyncInbox` has the option, too."""
+
+    async def work() -> Verdict:
+        engine = sqlite.async_engine()
+        async with engine.begin() as connection:
+            verdict = await AsyncInbox("billing", key_time="uuid7").accept(connection, ago(minutes=1))
+        await engine.dispose()
+        return verdict
+
+    assert asyncio.run(work()) is NEW

@@ -1,0 +1,36 @@
+"""A process that is killed in the middle of a purge."""
+
+import os
+import signal
+from itertools import count
+from typing import Any
+
+from sqlalchemy import create_engine, event
+
+import inbox
+
+
+def purge_and_die(pipe: Any, url: Any, point: int) -> None:
+    """Purge, and die with kill -9 at this statement or COMMIT of those about keys; if there are fewer, send
+    their number."""
+    engine = create_engine(url)
+    points = count(1)
+    last: list[bool] = [False]
+
+    def reach() -> None:
+        if next(points) == point:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def execute(_: Any, __: Any, statement: str, *others: Any) -> None:
+        last[0] = "inbox_horizon" in statement or "inbox_message" in statement
+        if last[0]:
+            reach()
+
+    def commit(_: Any) -> None:
+        if last[0]:
+            reach()
+
+    event.listen(engine, "before_cursor_execute", execute)
+    event.listen(engine, "commit", commit)
+    inbox.purge(engine, batch=3)
+    pipe.send(next(points) - 1)
