@@ -22,8 +22,8 @@ def age(
     ours runs. What a process knows by its own clock does not age: a claim whose handler still runs renews its
     lease (`heartbeat=False` does not), and `Inbox(remember=...)` answers from memory.
 
-    The minutes of `series` stay where they are, and so do tables of yours and the times in the history of a
-    message.
+    The minutes of `series` stay where they are, and so do tables of yours, the times in the history of a
+    message, and keys that name their time: take some of a time that has passed.
 
     Args:
         where: a Connection or a Session, whose transaction is the caller's; or a `RedisStore` with a

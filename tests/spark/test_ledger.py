@@ -370,8 +370,8 @@ def test_a_purged_ledger_costs_only_time(migrated: Database, engine: Engine) -> 
 
 
 def test_the_consumer_s_policy(postgres: Database) -> None:
-    """A writer stores its consumer's policy, with mode exactly-once, and rejects a consumer of status
-    mode."""
+    """A writer stores its consumer's policy, with mode exactly-once, and rejects a consumer of status mode,
+    and one whose keys name their time."""
     engine = make_result(postgres)
     own = "policy"  # of no other test, whose policies this process may remember
     write(postgres, [batch(("a", 1))], consumer=own)
@@ -380,6 +380,9 @@ def test_the_consumer_s_policy(postgres: Database) -> None:
     inbox.set_policy(engine, own, mode="status")
     with pytest.raises(PolicyConflict, match="has mode exactly-once, but inbox_consumer says status"):
         write(postgres, [batch(("b", 1))], consumer=own)
+    inbox.set_policy(engine, "by time", mode="exactly-once", key_time="ulid")
+    with pytest.raises(PolicyConflict, match="has key_time=None, but inbox_consumer says 'ulid'"):
+        write(postgres, [batch(("b", 1))], consumer="by time")
 
 
 def test_the_consumer_s_retention(migrated: Database, engine: Engine) -> None:
