@@ -11,8 +11,8 @@ from sqlalchemy import Connection, Engine, TextClause
 from ._lab import Lab
 from ._measure import Grid, Operation, in_turn
 
-_CALLS = 300
-"""Calls between two readings of the CPU clock."""
+_CALLS, _TRANSACTIONS = 300, 60
+"""Between two readings of the CPU clock."""
 
 Call = Callable[[Connection], object]
 Micros = dict[str, list[float]]
@@ -31,18 +31,19 @@ def in_transactions(lab: Lab, title: str, engine: Engine, variants: Mapping[str,
             call(connection)
             return _spent(partial(call, connection), calls)
 
-    return _in_turn(lab, title, {name: partial(spent, call) for name, call in variants.items()})
+    turns = {name: partial(spent, call) for name, call in variants.items()}
+    return _in_turn(lab, title, turns, _CALLS)
 
 
 def alone(lab: Lab, title: str, variants: Mapping[str, Operation]) -> Micros:
     """Many runs of each operation in turn; what they leave to other threads counts, too."""
     spent = {name: partial(_spent, partial(run, 0)) for name, run in variants.items()}
-    return _in_turn(lab, title, spent)
+    return _in_turn(lab, title, spent, _TRANSACTIONS)
 
 
-def _in_turn(lab: Lab, title: str, variants: Mapping[str, Callable[[int], float]]) -> Micros:
+def _in_turn(lab: Lab, title: str, variants: Mapping[str, Callable[[int], float]], most: int) -> Micros:
     micros: Micros = {name: [] for name in variants}
-    rounds, calls = 2 * lab.rounds, lab.sized(_CALLS, _CALLS, 5)
+    rounds, calls = 2 * lab.rounds, lab.sized(most, most, 5)
     tick = lab.task(title, rounds + 1)
     for number in range(rounds + 1):
         for name in in_turn(variants, number):
