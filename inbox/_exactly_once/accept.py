@@ -26,8 +26,8 @@ from inbox_outbox_base.errors.blame import AFTER_BODY, OWN, Own
 from inbox_outbox_base.errors.inbox import InvalidKey, PolicyConflict, TablesMissing, UnsafeDatabase
 from inbox_outbox_base.monitoring.events import Hooks
 from inbox_outbox_base.tables.inbox import Tables
+from inbox_outbox_base.transactions.declaring import Declaration
 from inbox_outbox_base.transactions.joining import database_to_join
-from inbox_outbox_base.transactions.policy import Declaration
 from inbox_outbox_base.transactions.safety import check, is_checked
 from inbox_outbox_base.words.incoming import Verdict
 

@@ -33,8 +33,8 @@ from inbox_outbox_base.monitoring.events import (
     digests_of,
 )
 from inbox_outbox_base.tables.inbox import tables
+from inbox_outbox_base.transactions.declaring import Declaration
 from inbox_outbox_base.transactions.durability import engine_behind
-from inbox_outbox_base.transactions.policy import Declaration
 from inbox_outbox_base.transactions.session import BindArguments
 from inbox_outbox_base.words.incoming import Verdict
 

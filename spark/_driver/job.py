@@ -18,7 +18,7 @@ from inbox_outbox_base.databases.registry import loading
 from inbox_outbox_base.errors.inbox import TablesMissing
 from inbox_outbox_base.tables.inbox import Tables, tables
 from inbox_outbox_base.transactions import safety
-from inbox_outbox_base.transactions.policy import Declaration
+from inbox_outbox_base.transactions.declaring import Declaration
 from spark._executor import ledger, sinks
 from spark._executor.columns import check_key, fitted
 from spark._executor.connect import committed, engine_of, rolled_back

@@ -27,7 +27,7 @@ from inbox import (
 from inbox._listening.outcome import Action
 from inbox.errors import InvalidOption, PolicyConflict, TablesMissing
 from inbox.schema import tables
-from inbox_outbox_base.transactions import memories, policy
+from inbox_outbox_base.transactions import declaring, memories
 from tests.support.database import Database
 from tests.support.on_servers import WITH_WRITERS, on, spread
 from tests.support.status_mode.stores import Place
@@ -426,7 +426,7 @@ def test_a_process_asks_once(engine: Engine) -> None:
 
 def let_a_minute_pass(engine: Engine) -> None:
     """Make what this process has seen in the engine's database a minute older."""
-    seen = policy._memos.of(engine.pool).seen
+    seen = declaring._memos.of(engine.pool).seen
     seen.update({place: when - memories.BELIEVED for place, when in seen.items()})
 
 

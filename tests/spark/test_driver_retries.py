@@ -10,7 +10,8 @@ from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import DBAPIError
 
 from inbox.schema import tables
-from inbox_outbox_base.transactions.policy import Declaration, look
+from inbox_outbox_base.transactions.declaring import Declaration
+from inbox_outbox_base.transactions.policy import look
 from spark._driver import comparison
 from spark._driver.job import Job
 from spark._executor import connect

@@ -8,7 +8,7 @@ from typing import Any
 
 from inbox_outbox_base.checks.keys import is_mismatch
 from inbox_outbox_base.monitoring.events import LONGEST_ERROR
-from inbox_outbox_base.transactions.policy import Declaration
+from inbox_outbox_base.transactions.declaring import Declaration
 from inbox_outbox_base.words.incoming import Status, Verdict
 
 UNDO_ATTEMPTS = 3

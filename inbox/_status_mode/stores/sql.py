@@ -21,8 +21,8 @@ from inbox_outbox_base.errors.inbox import InvalidOption, StoreUnreachable
 from inbox_outbox_base.tables.inbox import tables
 from inbox_outbox_base.transactions import safety
 from inbox_outbox_base.transactions.connect import connected, drop_read_only, reaching
+from inbox_outbox_base.transactions.declaring import Declaration
 from inbox_outbox_base.transactions.durability import look
-from inbox_outbox_base.transactions.policy import Declaration
 from inbox_outbox_base.words.incoming import Status, Verdict
 
 from . import sql_rows as rows

@@ -12,7 +12,7 @@ from inbox._listening.handler_counts import HandlerCounts
 from inbox_outbox_base.calls.retry import MayRetry, retry
 from inbox_outbox_base.checks.retention import Retention
 from inbox_outbox_base.errors.inbox import StoreUnreachable
-from inbox_outbox_base.transactions.policy import Declaration
+from inbox_outbox_base.transactions.declaring import Declaration
 from inbox_outbox_base.words.incoming import Status, Verdict
 
 from .late_ends import LateEnds
