@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import Connection, Engine, insert, select, update
+from sqlalchemy import Connection, Engine, event, insert, select, update
 from sqlalchemy.exc import DBAPIError
 
 import inbox
@@ -312,3 +312,58 @@ def test_asynchronous_code(sqlite: Database) -> None:
         return verdict
 
     assert asyncio.run(work()) is NEW
+
+
+def _partition(engine: Engine, days: range) -> list[str]:
+    """Give the consumer a partition for each of these days before and after this one; return their names."""
+    since, today = FORMS["uuid7"].since, datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    names = [f"of_day_{number}" for number in range(len(days))]
+    statements = [
+        "ALTER TABLE inbox_message RENAME TO old",
+        "CREATE TABLE inbox_message (LIKE old INCLUDING ALL) PARTITION BY LIST (consumer)",
+        "CREATE TABLE of_others PARTITION OF inbox_message DEFAULT",
+        "CREATE TABLE of_billing (LIKE old INCLUDING ALL) PARTITION BY RANGE (key)",
+        "ALTER TABLE inbox_message ATTACH PARTITION of_billing FOR VALUES IN ('billing')",
+    ]
+    for name, day in zip(names, days, strict=True):
+        first, end = (since(today + each * DAY) for each in (day, day + 1))
+        statements.append(
+            f"CREATE TABLE {name} PARTITION OF of_billing FOR VALUES FROM ('{first}') TO ('{end}')"
+        )
+    with engine.begin() as connection:
+        for statement in statements:
+            connection.exec_driver_sql(statement)
+    return names
+
+
+@on("postgresql")
+def test_a_partition_for_each_day(migrated: Database) -> None:
+    """On a table with a partition for each day, what the horizon excludes needs no partition: it is too old,
+    and the transaction goes on, at every isolation level. A batch is looked for in its own days alone."""
+    engine = migrated.engine()
+    oldest, *_ = _partition(engine, range(-9, 3))
+    billing, key, late = Inbox("billing", key_time="uuid7"), ago(days=8.5), ago(days=20)
+    assert accept(engine, billing, key) is NEW
+    assert accept(engine, Inbox("other"), "order-1") is NEW
+    forget(engine)
+    assert keys(engine) == ["order-1"]
+    with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
+        connection.exec_driver_sql(f"ALTER TABLE of_billing DETACH PARTITION {oldest} CONCURRENTLY")
+        connection.exec_driver_sql(f"DROP TABLE {oldest}")
+    fresh = [ago(seconds=number, name=f"b{number}") for number in range(3)]
+    for level in ("READ COMMITTED", "REPEATABLE READ"):
+        with engine.execution_options(isolation_level=level).begin() as connection:
+            assert billing.accept(connection, late) is TOO_OLD
+            assert billing.accept_many(connection, [late, key]) == [TOO_OLD, TOO_OLD]
+            taken = billing.accept(connection, fresh[0])
+            assert taken is (NEW if level == "READ COMMITTED" else DUPLICATE)
+    statements: list[Any] = []
+    event.listen(engine, "before_cursor_execute", lambda *given: statements.append(given[2:4]))
+    with engine.begin() as connection:
+        assert billing.accept_many(connection, fresh) == [DUPLICATE, NEW, NEW]
+    with engine.begin() as connection:
+        assert billing.accept_many(connection, fresh) == 3 * [DUPLICATE]
+        found = [given for given in statements if "ANY" in given[0] and "claim" in given[0]]
+        text, parameters = found[-1]
+        plan = connection.exec_driver_sql(f"EXPLAIN {text}", parameters).scalars().all()
+    assert len([line for line in plan if " on of_day_" in line]) in (1, 2)  # two at midnight

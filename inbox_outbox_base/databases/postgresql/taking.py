@@ -141,7 +141,9 @@ class PostgreSQLTaking(Taking):
 
     def find_many(self, connection: Connection, batch: KeyBatch) -> dict[str, KeyRow]:
         parameters = batch.where() | {"keys": _as_json(batch.keys)}
-        rows = connection.execute(find_many(batch.tables), parameters)
+        if batch.in_range:
+            parameters |= {"first": batch.keys[0], "last": batch.keys[-1]}
+        rows = connection.execute(find_many(batch.tables, in_range=batch.in_range), parameters)
         return {key: KeyRow(claim, digest) for key, claim, digest in rows}
 
     def settled(self, connection: Connection, attempt: Attempt, wait: float) -> Stored | None:

@@ -224,11 +224,14 @@ def _is_of_loads(tables: Tables) -> ColumnElement[bool]:
 
 
 @cache
-def find_many(tables: Tables) -> Select[Any]:
-    """Which of some keys exist. They are one parameter: the statement is the same for any number of keys."""
+def find_many(tables: Tables, *, in_range: bool = False) -> Select[Any]:
+    """Which of some keys exist. They are one parameter: the statement is the same for any number of keys.
+    Where keys name their time, the table may have a partition for each day: the first and the last key say
+    which ones to read."""
     c = tables.message.c
     keys = func.array(select(_given_keys().c.key).scalar_subquery())
-    return select(c.key, c.claim, c.digest).where(c.consumer == bindparam("consumer_"), c.key == any_(keys))
+    found = select(c.key, c.claim, c.digest).where(c.consumer == bindparam("consumer_"), c.key == any_(keys))
+    return found.where(c.key >= bindparam("first"), c.key <= bindparam("last")) if in_range else found
 
 
 def _given_keys() -> TableValuedAlias:
