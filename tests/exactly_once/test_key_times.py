@@ -161,7 +161,7 @@ def test_timed_keys() -> None:
         timed_key(when, 512 * "a")
 
 
-@on(*("postgresql", "mysql", "sqlite"))
+@on("psycopg2", "mysql", "sqlite")
 def test_a_producer_whose_clock_is_wrong(migrated: Database) -> None:
     """A producer may be a day ahead; further ahead is refused before anything is written. One that is behind
     only has its keys forgotten so much earlier, and they are never taken twice."""
@@ -301,17 +301,30 @@ def test_the_form_is_agreed_on(migrated: Database) -> None:
     assert keys(engine) == sorted([*taken, "order-1"])
 
 
-def test_asynchronous_code(sqlite: Database) -> None:
-    """`AsyncInbox` has the option, too."""
+@on("sqlite", "asyncpg", "mariadb")
+def test_asynchronous_code(migrated: Database) -> None:
+    """`AsyncInbox` has the option, too, with the statements of every asynchronous driver."""
+    billing, old, young = AsyncInbox("billing", key_time="uuid7"), ago(days=8), ago(minutes=1)
+    levels = [None] if migrated.name == "sqlite" else ["READ COMMITTED", "REPEATABLE READ"]
 
-    async def work() -> Verdict:
-        engine = sqlite.async_engine()
-        async with engine.begin() as connection:
-            verdict = await AsyncInbox("billing", key_time="uuid7").accept(connection, ago(minutes=1))
-        await engine.dispose()
-        return verdict
+    async def work() -> None:
+        for level in levels:
+            options = {} if level is None else {"isolation_level": level}
+            engine = migrated.async_engine(**options)
+            async with engine.begin() as connection:
+                first = NEW if level is levels[0] else DUPLICATE
+                assert await billing.accept(connection, young) is first
+                assert await billing.accept_many(connection, [old, young]) == [TOO_OLD, DUPLICATE]
+                assert await billing.accept(connection, old) is TOO_OLD
+                assert await billing.accept_many(connection, [ago(hours=1)], [1]) == [NEW]
+                assert await billing.accept(connection, ago(hours=1, name="b")) is NEW
+            await engine.dispose()
 
-    assert asyncio.run(work()) is NEW
+    with migrated.engine().begin() as connection:
+        connection.execute(
+            insert(HORIZON), {"consumer": "billing", "keys_from": ago(days=7), "keys_gone": ""}
+        )
+    asyncio.run(work())
 
 
 def _partition(engine: Engine, days: range) -> list[str]:
