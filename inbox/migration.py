@@ -28,7 +28,7 @@ from inbox_outbox_base.checks.url import database_url
 from inbox_outbox_base.databases.registry import migrating
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import InvalidOption, TransientError
-from inbox_outbox_base.tables.inbox import FEATURES, VERSION_TABLE
+from inbox_outbox_base.tables.inbox import FEATURES, TURN_TABLE, VERSION_TABLE
 
 from ._migrating import one_at_a_time, removal, revisions, version
 from ._migrating.one_at_a_time import check, turn
@@ -57,7 +57,7 @@ URL_VARIABLE = "INBOX_OUTBOX_URL"
 """The environment variable that names the database."""
 
 _ALEMBIC = threading.Lock()  # the revisions import its `op`, which is a global variable
-_OURS = frozenset({VERSION_TABLE}.union(*FEATURES.values()))
+_OURS = frozenset({VERSION_TABLE, TURN_TABLE}.union(*FEATURES.values()))
 _PAUSE = 0.5  # seconds
 
 

@@ -249,6 +249,9 @@ class Migrating(ABC):
             table_seconds: how long each later statement may wait for a table, if that can be limited.
         """
 
+    def end_turn(self, connection: Connection) -> None:  # noqa: B027 - mostly, there is nothing to do
+        """Give the turn back, if it does not end with the transaction or the session."""
+
     @abstractmethod
     def locked(self, connection: Connection, tables: Sequence[Table]) -> AbstractContextManager[object]:
         """Let nobody else write to these tables until the transaction is over, or they are dropped within

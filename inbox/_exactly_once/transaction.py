@@ -28,7 +28,7 @@ from inbox_outbox_base.errors.groups import find
 from inbox_outbox_base.errors.inbox import CommitLost, TransactionAborted, TransactionEnded
 from inbox_outbox_base.monitoring.events import OF_VERDICT, Event, EventKind, Hooks, digests_of
 from inbox_outbox_base.transactions import connect, ending, failed_commit, forked
-from inbox_outbox_base.transactions.connect import begin, drop_read_only, on_connection
+from inbox_outbox_base.transactions.connect import begin, drop_read_only, on_connection, transacted
 from inbox_outbox_base.transactions.joining import lost, lost_before, roll_back
 from inbox_outbox_base.transactions.session import (
     BindArguments,
@@ -362,12 +362,13 @@ class Transaction:
         engine = self.connection.engine.execution_options(**options)
 
         def look(connection: Connection) -> Stored | None:
-            with connection.begin():
-                return find_row(connection)
+            # The connection that broke may have led to another node of a cluster.
+            self._database.catch_up(connection)
+            return find_row(connection)
 
         try:
             stored = retry(
-                lambda: on_connection(engine, look),
+                lambda: on_connection(engine, lambda connection: transacted(connection, look)),
                 tries,
                 lambda error, _: isinstance(error, SQLAlchemyError) and codes.is_transient(error),
                 sleep=self._sleep,

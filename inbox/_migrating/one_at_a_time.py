@@ -40,9 +40,12 @@ def turn(engine: Engine, schema: str | None = None) -> Iterator[Connection]:
             raise TransientError(taken) from error
         if not is_ours:
             raise TransientError(taken)
-        make_schema(connection, schema)
-        yield connection
-        connection.commit()
+        try:
+            make_schema(connection, schema)
+            yield connection
+            connection.commit()
+        finally:
+            database.end_turn(connection)
 
 
 def make_schema(connection: Connection, schema: str | None) -> None:

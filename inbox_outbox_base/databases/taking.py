@@ -356,6 +356,10 @@ class Taking(ABC):
         for locks, they do not."""
         return nullcontext()
 
+    def catch_up(self, connection: Connection) -> None:  # noqa: B027 - mostly, there is nothing to do
+        """Before the first read of a transaction: see what others had committed when this is called. A server
+        sees it anyway; a node of a cluster may have to wait for it."""
+
     def committing_each(self, engine: Engine) -> Engine:
         """The engine for statements that each commit, inside `briefly`."""
         return at_level(engine, "AUTOCOMMIT")

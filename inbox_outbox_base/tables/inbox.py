@@ -45,6 +45,7 @@ __all__ = [
     "FEATURES",
     "REVISION",
     "STATUS_RULES",
+    "TURN_TABLE",
     "VERSION_TABLE",
     "Bytewise",
     "Tables",
@@ -60,6 +61,9 @@ REVISION = "0006"
 
 VERSION_TABLE = "inbox_outbox_version"
 """Where our own migrations record their revision, apart from the application's."""
+
+TURN_TABLE = "inbox_outbox_turn"
+"""Which node of a Galera cluster migrates: only there, migrations make it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

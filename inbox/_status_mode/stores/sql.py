@@ -193,6 +193,7 @@ class SqlStore(Store):
         """Lock the record against everybody else until the caller's transaction ends, if its claim is one of
         these; return what `has_committed` needs, or None if the claim is lost. A transaction that is rolled
         back leaves no `witness`."""
+        self._database.catch_up(connection)
         given = rows.where(held) | {"claim": witness, "expects": expects}
         return self._claiming.lock(connection, self.tables, given)
 
@@ -354,6 +355,7 @@ class SqlStore(Store):
         with connected(self._own) as connection:
             try:
                 with self._bounded(connection, within), self._database.briefly(connection, wait):
+                    self._database.catch_up(connection)  # the claim may be another connection's
                     result = work(connection)
                     if not self._database.has_server and not self._database.is_ended(connection):
                         connection.commit()  # an application sends BEGIN on all connections
@@ -367,6 +369,7 @@ class SqlStore(Store):
             try:
                 waiting = self._database.waiting(connection, wait)
                 with self._bounded(connection, within), connection.begin(), waiting:
+                    self._database.catch_up(connection)
                     return work(connection)
             except DBAPIError as error:
                 drop_read_only(connection, error)

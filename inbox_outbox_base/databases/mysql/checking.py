@@ -24,6 +24,8 @@ from inbox_outbox_base.checks.indexes import FoundIndex
 from inbox_outbox_base.checks.missing import schema_of
 from inbox_outbox_base.words.findings import Finding
 
+from .cluster import is_node
+
 # The names are converted: tables of information_schema differ in their collations.
 _CATALOGUE = text("""
     SELECT 'table' AS kind, CONVERT(table_name USING utf8mb4) AS place, CONVERT(engine USING utf8mb4) AS name,
@@ -89,7 +91,6 @@ _UNLIMITED = 2**32 - 1
 """A larger `sql_select_limit`, or this one, limits nothing."""
 _OWN_TIME = 3_600
 """A session whose `now()` is so many seconds from the server's clock has set a time of its own."""
-_GALERA = text("SHOW VARIABLES LIKE 'wsrep_on'")
 _IS_READ_ONLY = text("SELECT @@global.read_only")
 _TABLES = {"BASE TABLE", "SYSTEM VERSIONED"}
 _WHOLE = ("tinyint", "smallint", "mediumint", "int", "bigint")
@@ -131,12 +132,12 @@ class MySQLChecking(Checking):
         return [Finding("session", "refused", f"{each}; {to_do}") for each in wrong]
 
     def said(self, connection: Connection) -> list[Finding]:
-        if ("wsrep_on", "ON") not in {tuple(row) for row in connection.execute(_GALERA)}:
+        if not is_node(connection):
             return []
         why = (
             "wsrep_on=ON: if several nodes take writes, messages of a key published on one node after "
             "another can leave in another order; publish each key on one node, let its transactions change a "
-            "common row, or set wsrep_sync_wait=7 and read first; run `migrate` on one node at a time"
+            "common row, or set wsrep_sync_wait=7 and read first"
         )
         return [Finding("Galera", "said", why)]
 

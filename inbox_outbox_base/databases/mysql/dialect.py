@@ -4,6 +4,7 @@ Error numbers are from their server and client error references.
 """
 
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -24,19 +25,25 @@ from sqlalchemy import (
     type_coerce,
 )
 from sqlalchemy.dialects.mysql import DATETIME, LONGBLOB, MEDIUMTEXT, VARBINARY, VARCHAR, insert
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.types import TypeEngine
 
 from inbox_outbox_base.dialect import Code, Codes, Connecting, Migrating, Storing
 
+from . import cluster
+from .turn import Turn
+
 _FULL = {1021, 1114, 1203, 1226}
 """Disk, a table's file, memory or connections are exhausted, or the disk fails."""
-_NOT_NOW = {1047, 1290, 1792, 1836, 3101, 3572}
-"""The object is in use, the server has become a replica, or its cluster is changing."""
+_NOT_NOW = {3572}
+"""The object is in use."""
 TAKEN = frozenset({1062, 1586})
 """A unique key has the value; 1586 is the same error with the key's name."""
 _NAMES = re.compile(r" for ((?:key '[^']*')|(?:column [^ ]+(?: at row \d+|\.)))$")
 """At the end of a text, where no value can be."""
 _LOCK = "inbox_outbox_version"  # the same in every migration
+_PAUSE = 0.5
+"""Seconds between two tries to have the turn among the nodes of a cluster."""
 
 
 class MySQLCodes(Codes):
@@ -44,19 +51,22 @@ class MySQLCodes(Codes):
 
     drivers = frozenset({"pymysql", "asyncmy", "MySQLdb"})
     # 0: PyMySQL has closed the connection itself; 1053: the server shuts down; 1927 (MariaDB) and 4031
-    # (MySQL): the server has ended the session; from 2000 on: there is no connection any more.
-    broken = frozenset({0, 1053, 1927, 2000, 2002, 2003, 2006, 2013, 2014, 2055, 4031})
-    # 1020 the row has changed since it was read; 1040 too many connections; 1205 lock timeout; 1213 deadlock.
-    passing = broken | {1020, 1040, 1205, 1213}
+    # (MySQL): the server has ended the session; from 2000 on: there is no connection any more. On Galera, a
+    # node that has left the cluster answers 1047 to all that it is sent, and 1180 to a COMMIT that the other
+    # nodes may have applied.
+    broken = frozenset({0, 1047, 1053, 1180, 1927, 2000, 2002, 2003, 2006, 2013, 2014, 2055, 4031})
+    # 1290: an option such as --read-only forbids the write; 1792: the session, which has it from the server,
+    # begins READ ONLY transactions; 1836: the server is in read-only mode.
+    read_only = frozenset({1047, 1290, 1792, 1836})
+    # 1020 the row has changed since it was read; 1040 too many connections; 1205 lock timeout; 1213 deadlock,
+    # or another node's transaction was first; 3101 the same on Group Replication.
+    passing = broken | read_only | {1020, 1040, 1205, 1213, 3101}
     # By default a lock timeout undoes only its statement. 1206: too many locks.
     undoing = frozenset({1020, 1206, 1213})
     # 1317 killed; 1969 (MariaDB) and 3024 (MySQL) the statement's time limit.
     limits = frozenset({1317, 1969, 3024})
     lock_timeouts = frozenset({1205})
     transient = frozenset(_FULL | _NOT_NOW)
-    # 1290: an option such as --read-only forbids the write; 1792: the session, which has it from the server,
-    # begins READ ONLY transactions; 1836: the server is in read-only mode.
-    read_only = frozenset({1290, 1792, 1836})
     # Of a table, of a column.
     denied = frozenset({1142, 1143})
     # 1118 a row that is too long; 1292, 1416 and 1690 a value; 1364 no value; 1369 a view; 1526 no partition;
@@ -193,15 +203,46 @@ class MySQLConnecting(Connecting):
 
 
 class MySQLMigrating(Migrating):
-    """A named lock of the session: DDL commits, so a lock of the transaction would not last."""
+    """A named lock of the session, and on Galera a row, too: DDL commits, so a lock of the transaction would
+    not last."""
 
     commits_ddl = True
+
+    def __init__(self) -> None:
+        self._turn: Turn | None = None
 
     def wait_for_turn(self, connection: Connection, seconds: int, table_seconds: int) -> bool:
         connection.detach()  # the session holds the lock, so it must not return to the pool
         # By default DDL waits for a table for a day (MariaDB) or a year (MySQL).
         connection.execute(text("SET SESSION lock_wait_timeout = :wait"), {"wait": seconds})
-        return bool(connection.execute(select(func.get_lock(_LOCK, seconds))).scalar_one() == 1)
+        until = time.monotonic() + seconds
+        if connection.execute(select(func.get_lock(_LOCK, seconds))).scalar_one() != 1:
+            return False
+        return not cluster.is_node(connection) or self._is_first(connection, until)
+
+    def _is_first(self, connection: Connection, until: float) -> bool:
+        """Whether the turn among all nodes of a cluster is ours, at the latest at this time."""
+        turn = Turn(connection.engine)
+        while True:
+            try:
+                if turn.take(connection):
+                    self._turn = turn
+                    return True
+            except DBAPIError as error:
+                connection.rollback()
+                code = MySQLCodes().code(error.orig)
+                if code in MySQLCodes.table_missing:
+                    turn.make(connection)
+                    continue
+                if code not in MySQLCodes.passing - MySQLCodes.broken:  # another node was first
+                    raise
+            if time.monotonic() > until:
+                return False
+            time.sleep(_PAUSE)
+
+    def end_turn(self, connection: Connection) -> None:
+        if self._turn is not None:
+            self._turn.end(connection)
 
     @contextmanager
     def locked(self, connection: Connection, tables: Sequence[Table]) -> Iterator[None]:

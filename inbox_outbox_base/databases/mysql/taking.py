@@ -41,7 +41,7 @@ from inbox_outbox_base.errors.inbox import (
 )
 from inbox_outbox_base.tables.inbox import Tables
 
-from . import settings, status
+from . import cluster, settings, status
 from .status import AskedState, SilentState, driver
 
 T = TypeVar("T")
@@ -262,6 +262,9 @@ class MySQLTaking(Taking):
         own = driver(connection)
         # PyMySQL's and mysqlclient's names, and asyncmy's. A pool may lead to several servers.
         return tuple(getattr(own, each, None) or getattr(own, f"_{each}", None) for each in _PLACE)
+
+    def catch_up(self, connection: Connection) -> None:
+        cluster.catch_up(connection)
 
     def committing_each(self, engine: Engine) -> Engine:
         # `briefly` switches AUTOCOMMIT on and off, in statements that it sends anyway.
