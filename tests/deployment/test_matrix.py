@@ -53,7 +53,8 @@ def far() -> Iterator[tuple[Engine, Engine]]:
             connection.exec_driver_sql(
                 "CREATE USER MAPPING FOR CURRENT_USER SERVER far OPTIONS (user 'postgres')"
             )
-            for name in ("inbox_ledger_id_seq", "outbox_message_sequence_seq"):
+            names = ("inbox_ledger_id_seq", "outbox_message_sequence_seq", "outbox_delayed_sequence_seq")
+            for name in names:
                 connection.exec_driver_sql(f"CREATE SEQUENCE {name}")
             imported = "IMPORT FOREIGN SCHEMA public FROM SERVER far INTO public"
             connection.exec_driver_sql(f"{imported} OPTIONS (import_default 'true')")
