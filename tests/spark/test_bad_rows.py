@@ -373,6 +373,16 @@ def test_the_error_names_row_and_column(migrated: Database, engine: Engine, inbo
 
 
 @on("postgresql")
+def test_the_database_names_the_column(migrated: Database, engine: Engine) -> None:
+    """No other column is blamed."""
+    execute(engine, "ALTER TABLE small ALTER name SET NOT NULL")
+    write(migrated, [rows(("a", 1, None))], **USUAL)
+    [(error,)] = fetched(engine, select(REJECTED.c.error))
+    assert error.startswith("the database refused a row: NotNullViolation")
+    assert error.endswith(", column name")
+
+
+@on("postgresql")
 def test_more_than_memory_holds(migrated: Database, engine: Engine) -> None:
     """Bad rows of a partition that is larger than memory are found, and named by their place in it."""
     parts = [many({29_999: -1}, 30_000)]

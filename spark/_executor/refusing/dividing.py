@@ -5,6 +5,7 @@ PostgreSQL keeps a lock for each savepoint that was released, and all sessions o
 locks. So once there are many, all parts are rolled back, and the accepted rows applied again as one.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -22,6 +23,8 @@ from .content import content
 
 _MOST_PARTS = 200
 """The most savepoints that are released, unless the rows are refused together."""
+_NAMES_COLUMN = re.compile(r"^column |, column \S+$")
+"""An error of the writer's, or of the database (PostgreSQL, for NOT NULL), that says which column it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +148,7 @@ class Dividing:
 
     def _told(self, row: pa.Table, error: BaseException) -> str:
         text = told(error)
-        names = [] if text.startswith("column ") else self._to_blame(row, text)
+        names = [] if _NAMES_COLUMN.search(text) else self._to_blame(row, text)
         if not names:
             return text
         return f"{'column' if len(names) == 1 else 'columns'} {', '.join(map(repr, names))}: {text}"
