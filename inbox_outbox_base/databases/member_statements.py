@@ -172,11 +172,15 @@ def suspect(tables: OutboxTables) -> Update:
 
 
 @cache
-def live(tables: OutboxTables) -> Select[Any, Any, Any]:
-    """The relays at work, oldest first, with the ends of their leases, and the database's clock."""
+def live(tables: OutboxTables) -> Select[Any, Any, Any, Any]:
+    """The relays at work, oldest first, with their leases and the ends of these, and the database's clock."""
     c = tables.relay.c
     now = utcnow()
-    return select(c.epoch, c.lease_until, now.label("now")).where(c.lease_until >= now).order_by(c.epoch)
+    return (
+        select(c.epoch, c.lease_until, c.lease_ms, now.label("now"))
+        .where(c.lease_until >= now)
+        .order_by(c.epoch)
+    )
 
 
 @cache

@@ -95,6 +95,10 @@ class Relaying:
     def __init__(self, tables: OutboxTables) -> None:
         self.tables = tables
 
+    def has_one_clock(self, connection: Connection) -> bool:
+        """Whether all leases are written and judged by one server's clock."""
+        return True
+
     def check_savepoint(self, connection: Connection) -> None:
         """Refuse a savepoint whose release would itself commit messages."""
 

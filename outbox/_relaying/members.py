@@ -17,6 +17,7 @@ from sqlalchemy import Connection, Row
 
 from inbox_outbox_base.databases import member_statements
 from inbox_outbox_base.databases.letter import Letter
+from inbox_outbox_base.errors.outbox import UnsafeDatabase
 from outbox._publishing.buckets import draw_number
 from outbox.schema import OutboxTables
 
@@ -43,6 +44,23 @@ class Members:
         given |= {"keeps_sent": keeps_sent or None, "lease_ms": round(lease * 1_000)}
         connection.execute(member_statements.join(self._tables), given)
         return epoch
+
+    def check_clocks(self, connection: Connection, lease: float) -> None:
+        """Refuse a server whose clock is far behind that of another relay's server: there, the leases of this
+        relay would end too early.
+
+        Raises:
+            UnsafeDatabase: it is behind by a third of a lease or more: a lease has so much left at the least.
+        """
+        for relay in connection.execute(member_statements.live(self._tables)):
+            own = (relay.lease_ms or 0) / 1_000
+            ahead = (relay.lease_until - relay.now).total_seconds() - own
+            if own and ahead >= min(own, lease) / 3:
+                raise UnsafeDatabase(
+                    f"the relay with epoch {relay.epoch} has renewed its lease {ahead:.1f} s in the future: "
+                    "the clocks of the nodes differ by so much, and leases would be taken over too early; "
+                    "synchronise the clocks, or use longer leases"
+                )
 
     def announced(self, connection: Connection, epoch: int) -> int | None:
         """The newest generation of buckets announced to a relay; None if the relay was retired."""

@@ -144,7 +144,8 @@ class Rounds:
 
         Raises:
             WrongBucketCount: the database does not have the required number of buckets.
-            UnsafeDatabase: a table cannot keep a promise, or hides rows from this role.
+            UnsafeDatabase: a table cannot keep a promise, or hides rows from this role; or the clocks of a
+                cluster's nodes differ too much.
             UnsafeSequence: as `tend`.
         """
         self.look(connection)
@@ -153,6 +154,8 @@ class Rounds:
         count = len(generation.buckets)
         if self._settings.buckets not in (None, count):
             raise WrongBucketCount(f"buckets={self._settings.buckets}: the database has {count}")
+        if not self._database.has_one_clock(connection):
+            self._members.check_clocks(connection, self._settings.lease)
         begun = clock.now()
         epoch = self._members.join(
             connection,

@@ -27,6 +27,8 @@ def running_cluster() -> Iterator[Cluster]:
 @pytest.fixture
 def cluster(running_cluster: Cluster) -> Cluster:
     """The cluster, all of whose nodes take writes, without business rows."""
-    running_cluster.rows("SELECT 1")
+    for node, engine in enumerate(running_cluster.engines):
+        engine.dispose()  # the node may have been killed
+        running_cluster.rows("SELECT 1", node)
     running_cluster.run("DELETE FROM effect")
     return running_cluster

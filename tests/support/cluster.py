@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pymysql
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Engine, NullPool, create_engine
 
 from tests.servers.galera import Node
 from tests.support.processes import wait_until
@@ -49,15 +49,23 @@ class Cluster:
 
         return create_engine(self.engines[0].url, creator=connect, **options)
 
+    def led(self, to: list[int], **options: Any) -> Engine:
+        """An engine whose new connections lead to the node `to[0]`; it keeps none of them."""
+        return create_engine(
+            self.engines[0].url, creator=lambda: self._connect(to[0]), poolclass=NullPool, **options
+        )
+
     def rows(self, query: str, node: int = 0) -> list[Any]:
         """What a node says once it has applied what was committed before."""
         wait_until(lambda: self.takes_writes(node))
-        with self.engines[node].connect() as connection:
-            connection.exec_driver_sql("SET SESSION wsrep_sync_wait = 7")
-            try:
-                return [row[0] if len(row) == 1 else tuple(row) for row in connection.exec_driver_sql(query)]
-            finally:
-                connection.invalidate()
+        connection = self._connect(node)
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute("SET SESSION wsrep_sync_wait = 7")
+                cursor.execute(query)
+                return [row[0] if len(row) == 1 else row for row in cursor.fetchall()]
+        finally:
+            connection.close()
 
     def run(self, *statements: str, node: int = 0) -> None:
         """Run statements."""

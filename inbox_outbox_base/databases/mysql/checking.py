@@ -2,6 +2,7 @@
 triggers only with the right TRIGGER."""
 
 import re
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -22,6 +23,7 @@ from inbox_outbox_base.checks.catalogue import (
 )
 from inbox_outbox_base.checks.indexes import FoundIndex
 from inbox_outbox_base.checks.missing import schema_of
+from inbox_outbox_base.databases.taking_statements import clock
 from inbox_outbox_base.words.findings import Finding
 
 from .cluster import is_node
@@ -92,6 +94,8 @@ _UNLIMITED = 2**32 - 1
 _OWN_TIME = 3_600
 """A session whose `now()` is so many seconds from the server's clock has set a time of its own."""
 _IS_READ_ONLY = text("SELECT @@global.read_only")
+_ASTRAY = 1.0
+"""Seconds by which the clock of a node may differ from this machine's before that is said."""
 _TABLES = {"BASE TABLE", "SYSTEM VERSIONED"}
 _WHOLE = ("tinyint", "smallint", "mediumint", "int", "bigint")
 """The types of whole numbers, the smallest first."""
@@ -139,7 +143,14 @@ class MySQLChecking(Checking):
             "another can leave in another order; publish each key on one node, let its transactions change a "
             "common row, or set wsrep_sync_wait=7 and read first"
         )
-        return [Finding("Galera", "said", why)]
+        found = [Finding("Galera", "said", why)]
+        if abs(ahead := _ahead(connection)) >= _ASTRAY:
+            apart = (
+                f"this node's clock is {abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} this "
+                "machine's: nodes whose clocks differ take leases over too early, so synchronise them"
+            )
+            found.append(Finding("Galera", "said", apart))
+        return found
 
     def is_read_only(self, connection: Connection) -> bool:
         return bool(connection.execute(_IS_READ_ONLY).scalar_one())
@@ -162,6 +173,14 @@ class MySQLChecking(Checking):
                     break
             else:
                 yield FoundIndex(name, columns)
+
+
+def _ahead(connection: Connection) -> float:
+    """How many seconds the server's clock is ahead of this machine's, at least; negative if it is behind."""
+    before = time.time()
+    server = connection.execute(clock()).scalar_one().timestamp()
+    after = time.time()
+    return float(server - after if server > after else min(0.0, server - before))
 
 
 def _column(row: Mapping[str, Any]) -> str | None:

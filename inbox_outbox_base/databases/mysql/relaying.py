@@ -38,6 +38,7 @@ from inbox_outbox_base.errors.outbox import UnsafeDatabase
 from inbox_outbox_base.tables.columns import utcnow
 from inbox_outbox_base.tables.outbox import OutboxTables
 
+from .cluster import is_node
 from .dialect import TAKEN
 
 # On MariaDB, a column without a character set has the database's, which may have several bytes for a letter.
@@ -159,6 +160,9 @@ class MySQLRelaying(Relaying):
     """The portable way, except where it would wait."""
 
     retiring_isolation = "READ UNCOMMITTED"
+
+    def has_one_clock(self, connection: Connection) -> bool:
+        return not is_node(connection)
 
     def scan(self, connection: Connection, wanted: Scan) -> ScanResult:
         buckets = [bucket for bucket, _ in wanted.places]
