@@ -32,6 +32,7 @@ from .support import forked
 pytest_plugins = ["tests.support.rescued"]
 GROUPS = {
     "spark cluster": ("spark/test_failures", "spark/test_shipping", "spark/test_streaming"),
+    "galera": ("deployment/test_galera",),
     "kafka": (
         "brokers/test_consumer_log",
         "brokers/test_kafka",

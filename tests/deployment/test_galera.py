@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -75,12 +76,14 @@ def test_a_batch_at_several_nodes_at_once(cluster: Cluster) -> None:
 
 def until_taken(once: Callable[[], Any]) -> None:
     """Try again as long as others cause the error."""
-    for _ in range(50):
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
         try:
             once()
         except Exception as error:
             if not inbox.is_transient(error):
                 raise
+            time.sleep(0.05)
         else:
             return
     pytest.fail("it was never taken")
