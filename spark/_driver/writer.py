@@ -66,7 +66,8 @@ class InboxWriter:
         bad_rows: "fail", or "table" to write rows that the target refuses to `inbox_rejected` instead. Their
             keys are not taken, and the report counts them as `rejected`. For Append and Upsert.
         batch_size: rows to send at a time.
-        num_partitions: the most partitions to write; if there are more, they are merged (`coalesce`).
+        num_partitions: the most partitions to write; if there are more, they are merged (`coalesce`). None
+            merges partitions that Spark estimates to be tiny, by a shuffle; a large number merges none.
         max_connections: the most tasks that work in the database at the same time, over all executors of all
             writers of this consumer. Waiting tasks connect briefly now and then.
         isolation_level: "READ_COMMITTED" (default), "REPEATABLE_READ" or "SERIALIZABLE".

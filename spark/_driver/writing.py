@@ -10,7 +10,7 @@ from pyspark import TaskContext
 from inbox_outbox_base.monitoring.events import Hooks
 from spark._executor.report import RowCounts, WriteReport
 from spark._executor.task import Done, Task, recognise, run_task
-from spark._options.session import arrow_schema, only, time_zone
+from spark._options.session import arrow_schema, estimated, only, quoted, time_zone
 from spark._options.settings import WriterSettings
 from spark._options.zones import known
 
@@ -21,6 +21,12 @@ from .telling import told
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+_SMALL = 1024 * 1024
+"""Bytes of rows, as Spark estimates them, that are worth a task with its transaction."""
+
+_MANY = 4
+"""How many partitions must become one: it costs a shuffle."""
 
 Work = Callable[[Task, int, Iterable[pa.RecordBatch]], Done | None]
 
@@ -41,13 +47,13 @@ def write(df: "DataFrame", settings: WriterSettings, run: str | None, hooks: Hoo
 
 def _written(df: "DataFrame", settings: WriterSettings, job: Job, done: list[Done]) -> WriteReport:
     began = time.monotonic()
-    df = _partitioned(df, settings)
     schema = arrow_schema(df.schema)
     check_zone(df, schema)
     task = job.prepare(schema)
     finished = job.finished()
     if finished is not None and settings.ledger == "trust":
         return job.report_finished(finished, time.monotonic() - began)
+    df = _partitioned(df, settings)
     if finished is not None:
         # Most likely all rows are there: the columns of the fingerprint suffice to tell, so no others are
         # sent.
@@ -98,7 +104,18 @@ def _partitioned(df: "DataFrame", settings: WriterSettings) -> "DataFrame":
     if settings.atomicity == "job":
         # All or nothing needs one transaction, and hence one task.
         return df.repartition(1)
-    return df if settings.num_partitions is None else df.coalesce(settings.num_partitions)
+    if settings.num_partitions is not None:
+        return df.coalesce(settings.num_partitions)
+    known = estimated(df)
+    if known is None:
+        return df
+    size, there, at_once = known
+    wanted = max(size // _SMALL + 1, min(there // _MANY, at_once))
+    if wanted * _MANY > there:
+        return df
+    # Not `coalesce`, which would also merge the tasks that compute the rows. By key, so that the partitions
+    # have the same rows the next time.
+    return df.repartition(wanted, *(quoted(name) for name in settings.key))
 
 
 def _on_executor(what: Work, task: Task, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -54,8 +54,13 @@ def _arrow_field(field: StructField) -> pa.Field:
 
 
 def only(df: "DataFrame", names: Sequence[str]) -> "DataFrame":
-    """These columns; a dot or a backtick in a name is part of the name."""
-    return df.select(*("`" + name.replace("`", "``") + "`" for name in names))
+    """These columns."""
+    return df.select(*map(quoted, names))
+
+
+def quoted(name: str) -> str:
+    """A column's name, in which a dot or a backtick is part of the name."""
+    return "`" + name.replace("`", "``") + "`"
 
 
 def classic_context(df: "DataFrame") -> Any:
@@ -64,6 +69,20 @@ def classic_context(df: "DataFrame") -> Any:
     try:
         return df.sparkSession.sparkContext if hasattr(df, "_jdf") else None
     except Exception:  # noqa: BLE001 - each vendor raises errors of its own
+        return None
+
+
+def estimated(df: "DataFrame") -> tuple[int, int, int] | None:
+    """What Spark expects of a DataFrame before it runs: its bytes, and its partitions; and how many tasks the
+    cluster runs at once. None if Spark does not tell, as with Spark Connect."""
+    context = classic_context(df)
+    if context is None:
+        return None
+    try:
+        plans: Any = df._jdf.queryExecution()  # noqa: SLF001 - there is no other way to ask
+        size = int(str(plans.optimizedPlan().stats().sizeInBytes()))
+        return size, int(plans.sparkPlan().outputPartitioning().numPartitions()), context.defaultParallelism
+    except Exception:  # noqa: BLE001 - it is not part of Spark's public API, and a cluster may forbid it
         return None
 
 

@@ -11,7 +11,8 @@ from pyspark.sql import DataFrame, SparkSession
 from spark import InboxDataSource, InboxWriter, Statements
 from tests.support.spark_jobs.payments import CONSUMER, KEY, TABLE
 
-TARGET: dict[str, Any] = {"table": TABLE, "key": KEY, "consumer": CONSUMER}
+TARGET: dict[str, Any] = {"table": TABLE, "key": KEY, "consumer": CONSUMER, "num_partitions": 1_000}
+"""No partition is merged, however few rows it has."""
 COLUMNS = "id STRING NOT NULL, amount BIGINT NOT NULL"
 
 
@@ -23,7 +24,7 @@ def write(spark: SparkSession, url: str, payments: dict[str, Any], **options: An
 def add_up(spark: SparkSession, url: str, payments: dict[str, Any]) -> Any:
     """Add the amounts of these payments to the row "total", and report."""
     adding = f"UPDATE {TABLE} SET amount = amount + (SELECT sum(amount) FROM new_rows) WHERE id = 'total'"
-    writer = InboxWriter(url, key=KEY, consumer=CONSUMER, results=Statements(adding))
+    writer = InboxWriter(url, key=KEY, consumer=CONSUMER, num_partitions=1_000, results=Statements(adding))
     return asdict(writer.write(_payments(spark, **payments)))
 
 
