@@ -48,7 +48,7 @@ def _job(bench: Bench, lab: SparkLab, kind: str, name: str) -> Job:
         bench.settle()
         before = _spark_cpu.used()
         if name == "floor":
-            elapsed = _discard(bench, kind, lab.rows)
+            elapsed = discard(bench, kind, lab.rows)
         elif name == "jdbc":
             elapsed = bench.append_by_jdbc(kind, lab.rows)
         else:
@@ -60,9 +60,11 @@ def _job(bench: Bench, lab: SparkLab, kind: str, name: str) -> Job:
     return work
 
 
-def _discard(bench: Bench, kind: str, count: int) -> float:
+def discard(bench: Bench, kind: str, count: int, partitions: int = PARTITIONS) -> float:
+    """Send rows to Python, which only counts them; return the seconds."""
+    df = rows(bench.session, kind, count, partitions=partitions)
     began = time.perf_counter()
-    counts = rows(bench.session, kind, count).mapInArrow(_consumed, "rows bigint").collect()
+    counts = df.mapInArrow(_consumed, "rows bigint").collect()
     expect(sum(each.rows for each in counts), count)
     return time.perf_counter() - began
 

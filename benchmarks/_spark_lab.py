@@ -15,7 +15,7 @@ from rich.console import Console
 from sqlalchemy import Engine, text
 
 from inbox import schema
-from spark import InboxWriter, WriteReport
+from spark import InboxDataSource, InboxWriter, WriteReport
 
 from ._business import CONSUMER
 from ._lab import Lab, run_alone
@@ -114,14 +114,25 @@ class Bench:
         report = writer.write(df)
         return time.perf_counter() - began, report
 
-    def append_by_jdbc(self, kind: str, count: int, properties: str = "") -> float:
+    def append_by_jdbc(
+        self, kind: str, count: int, properties: str = "", partitions: int = PARTITIONS
+    ) -> float:
         """Write rows with Spark's own JDBC writer and its default settings; return the seconds."""
-        df = rows(self.session, kind, count)
+        df = rows(self.session, kind, count, partitions=partitions)
         url = self.engine.url
         address = f"jdbc:postgresql://{url.host}:{url.port}/{url.database}?user={url.username}{properties}"
         writer = df.write.format("jdbc").mode("append").option("url", address).option("dbtable", TARGET)
         began = time.perf_counter()
         writer.option("driver", "org.postgresql.Driver").save()
+        return time.perf_counter() - began
+
+    def save(self, kind: str, count: int, partitions: int = PARTITIONS) -> float:
+        """Write rows through `format("inbox")`; return the seconds."""
+        df = rows(self.session, kind, count, partitions=partitions)
+        url = self.engine.url.render_as_string(hide_password=False)
+        options = {"url": url, "dbtable": TARGET, "key": "key", "consumer": CONSUMER}
+        began = time.perf_counter()
+        df.write.format("inbox").mode("append").options(**options).save()
         return time.perf_counter() - began
 
     def count(self) -> int:
@@ -157,6 +168,7 @@ def spark_session(console: Console, has_unix_sockets: bool) -> Iterator[SparkSes
         console.print(f"[red]{JDBC_DRIVER} cannot be fetched: nothing is compared with Spark's JDBC writer")
         session = builder.config("spark.jars.packages", "").getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
+    session.dataSource.register(InboxDataSource)
     try:
         yield session
     finally:

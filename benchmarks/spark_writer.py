@@ -15,7 +15,7 @@ from pyspark import __version__ as spark_version
 
 from examples.embedded_postgres import EmbeddedPostgres
 
-from . import _command, _spark_floor, _spark_growth, _spark_memory, _spark_rates
+from . import _command, _spark_floor, _spark_growth, _spark_memory, _spark_rates, _spark_small
 from ._lab import SETTINGS, Lab
 from ._spark_lab import UNIX_SOCKETS, SparkLab, spark_session
 
@@ -24,6 +24,7 @@ BENCHMARKS: _command.Benchmarks[SparkLab] = {
     "floor": _spark_floor.floor,
     "memory": _spark_memory.memory,
     "growth": _spark_growth.growth,
+    "small": _spark_small.small,
     "size": _spark_growth.inbox_size,
 }
 
