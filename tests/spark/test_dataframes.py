@@ -422,8 +422,8 @@ def test_a_stream_that_updates_its_rows(
 def test_the_data_source_checks_once_for_each_job(
     postgres: Database, engine: Engine, spark_session: "SparkSession"
 ) -> None:
-    """What the driver has checked, the tasks of `format("inbox")` do not check again, and the tasks of a Python
-    worker share a connection: there are fewer than tasks."""
+    """What the driver has checked, the tasks of `format("inbox")` do not check again, and tasks of the same
+    Python worker share a connection."""
     query = "SELECT sessions FROM pg_stat_database WHERE datname = current_database()"
 
     def sessions() -> int:
