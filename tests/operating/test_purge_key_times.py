@@ -87,6 +87,24 @@ def test_one_purge_closes_and_the_next_deletes(migrated: Database) -> None:
     assert (found.last_purge.rows, found.last_purge.finished, found.overdue) == (5, True, 0)
 
 
+@on(*WITH_WRITERS, "sqlite")
+def test_a_longer_retention_brings_nothing_back(migrated: Database) -> None:
+    """What was forgotten under a shorter one is too old, also for a process that knows only the longer."""
+    engine = migrated.engine()
+    old, young = some(2, days=8), some(2, days=1)
+    assert accept(engine, [*old, *young]) == 4 * [NEW]
+    for _ in range(2):
+        settle(engine)
+        purge(engine)
+    assert left(engine) == young
+    inbox.set_policy(engine, "billing", retention=30 * DAY)
+    longer, restarted = Inbox("billing", key_time="timed", retention=30 * DAY), migrated.engine()
+    assert accept(restarted, [*young, *old], longer) == [*2 * [Verdict.DUPLICATE], *2 * [TOO_OLD]]
+    with restarted.begin() as connection:
+        assert longer.accept_many(connection, old) == 2 * [TOO_OLD]
+    assert left(engine) == young
+
+
 def test_only_the_retention_counts(sqlite: Database) -> None:
     """A shorter time is refused, or counts as the stored one; a longer one keeps more. A retention that has
     become longer keeps what is still there."""

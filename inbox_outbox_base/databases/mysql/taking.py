@@ -180,11 +180,12 @@ class MySQLTaking(Taking):
     def lowest_key(
         self, connection: Connection, of: Attempt | KeyBatch, lowest: str, sure_from: Callable[[], str]
     ) -> str:
-        # A plain SELECT would show an old snapshot. This one shows the newest commit, and keeps purges from
-        # changing it until the transaction ends.
-        if lowest >= sure_from():
-            return ""
-        found = connection.execute(_lowest_key_locked(of.tables), {"consumer_": of.consumer})
+        # A plain SELECT may show an old snapshot. With a lock it shows the newest commit, and keeps purges
+        # from changing it until the transaction ends. By the retention that is stored now, no purge can have
+        # come to this key since the snapshot; under a shorter one, an earlier purge may have.
+        is_sure = lowest >= sure_from()
+        statement = taking_statements.lowest_key if is_sure else _lowest_key_locked
+        found = connection.execute(statement(of.tables), {"consumer_": of.consumer})
         return found.scalar_one_or_none() or ""
 
     def _not_visible(self, connection: Connection, attempt: Attempt) -> Exception:
