@@ -18,17 +18,17 @@ ARGS ?=
 # are enough for six.
 WORKERS ?= 6
 
-.PHONY: demo test test-all check docs collected tests tests-all types matrix benchmark benchmark-brokers benchmark-outbox benchmark-spark benchmark-status clean compare frameworks release
+.PHONY: demo test test-all check docs classes collected tests tests-all types matrix benchmark benchmark-brokers benchmark-outbox benchmark-spark benchmark-status clean compare frameworks release
 
 demo: $(VENV)/ready
 	$(BIN)/python -m examples.demo $(ARGS)
 
 test:
-	$(MAKE) --jobs 2 check collected
+	$(MAKE) --jobs 2 check collected classes
 	$(MAKE) tests
 
 test-all:
-	$(MAKE) --jobs 2 check collected
+	$(MAKE) --jobs 2 check collected classes
 	$(MAKE) types tests-all frameworks
 
 check: $(VENV)/ready
@@ -46,6 +46,10 @@ collected tests tests-all: export PYTHONDONTWRITEBYTECODE =
 
 collected: $(VENV)/ready
 	$(BIN)/python -m pytest --collect-only --quiet --quiet >$@.log || (cat $@.log; exit 1)
+
+# Beside the tests this takes minutes, and two of their processes wait for it.
+classes: $(VENV)/ready
+	$(BIN)/python -m tests.support.spark.classes
 
 # What fails beside thousands of other tests is run once more alone, and fails the run only if it fails again.
 # The end names the tests that this rescued: such a test has a race, or the code has.

@@ -248,7 +248,7 @@ def test_the_command_line(pooled: Database) -> None:
     for _ in range(7):
         assert as_json(in_this_process("outbox", "status", "--json", "--url", url))["pending"] == 12
     done = in_this_process("outbox", "status", "--url", url.replace("none", "never"))
-    assert error(done) == "url: prepare_threshold: expected a whole number or none"
+    assert error(done) == "--url: prepare_threshold: expected a whole number or none"
 
 
 def test_the_command_line_s_relay(pooled: Database) -> None:
@@ -263,7 +263,7 @@ def test_the_command_line_s_relay(pooled: Database) -> None:
     ]
     done = in_this_process("outbox", "drain", *options)
     expected = "expected postgresql+psycopg; no other driver wakes relays"
-    assert error(done) == f"listen_url: mysql+pymysql: {expected}"
+    assert error(done) == f"--listen-url: mysql+pymysql: {expected}"
 
 
 def off(url: URL) -> str:

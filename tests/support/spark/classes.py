@@ -52,3 +52,10 @@ def _archive(java_options: str) -> Path:
             if new.exists():  # a JVM goes without an archive that cannot be made
                 new.rename(archive)
     return archive
+
+
+if __name__ == "__main__":
+    from tests.support.spark import cluster
+
+    if cluster.missing() is None:
+        share(cluster.FRUGAL)
