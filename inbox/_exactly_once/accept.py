@@ -55,8 +55,6 @@ class Terms:
     """Which refusals to record."""
     hooks: Hooks | None = None
     """What hears of messages that are taken in the caller's transaction."""
-    form: KeyForm | None = None
-    """The form of keys that name their time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +137,11 @@ def accept(
 
 
 def _take(database: Taking, connection: Connection, attempt: Attempt, terms: Terms) -> bool | Stored | None:
-    if terms.form is None:
+    form = terms.policy.form
+    if form is None:
         return database.take(connection, attempt, terms.wait)
-    _check_time(database, connection, terms.form, attempt.key)
-    sure_from = partial(_surely_kept_from, connection, terms.form, terms.policy)
+    _check_time(database, connection, form, attempt.key)
+    sure_from = partial(_surely_kept_from, connection, form, terms.policy)
     return database.take_in_range(connection, attempt, terms.wait, sure_from)
 
 
@@ -215,7 +214,7 @@ def _agree(
     """After the first message, look at the table and compare the policies; on a conflict, give back the keys
     just taken."""
     with _giving_back(connection, attempt, taken):
-        needed = [attempt.tables.message, *([attempt.tables.horizon] if policy.has_horizon else ())]
+        needed = [attempt.tables.message, *([attempt.tables.horizon] if policy.form is not None else ())]
         if not all(is_checked(connection, table) for table in needed):
             check(connection, needed)
         policy.agree(connection, is_new=bool(taken))
@@ -243,12 +242,12 @@ def accept_many(
     with ours(connection):
         database = database_to_join(connection)
         try:
-            if terms.form is not None:
-                _check_time(database, connection, terms.form, max(messages.keys))
+            if policy.form is not None:
+                _check_time(database, connection, policy.form, max(messages.keys))
             old = _too_old(database, connection, policy, messages.times)
             fresh, digests = messages.to_take(old)
             # Text sorts by code point, which is the byte order of its UTF-8.
-            in_range = terms.form is not None
+            in_range = policy.form is not None
             batch = KeyBatch(tables, consumer, os.urandom(16), sorted(fresh), digests, in_range)
             taken, known = _take_parts(database, connection, batch, time.monotonic() + terms.wait)
             # As in `accept`: a key that is stored keeps its verdict, however old the message is.
@@ -260,8 +259,8 @@ def accept_many(
                 fresh, _ = messages.to_take(old)
                 database.give_back(connection, batch, taken - fresh)
                 taken &= fresh
-            if terms.form is not None:
-                sure_from = partial(_surely_kept_from, connection, terms.form, policy)
+            if policy.form is not None:
+                sure_from = partial(_surely_kept_from, connection, policy.form, policy)
                 lowest = database.lowest_key(connection, batch, batch.keys[0], sure_from)
                 forgotten = {key for key in taken if key < lowest}
                 database.give_back(connection, batch, forgotten)

@@ -15,7 +15,7 @@ from inbox._listening.series_events import SeriesEvents
 from inbox._memory import Memory, place_of
 from inbox_outbox_base.checks import options
 from inbox_outbox_base.checks.extras import check_greenlet
-from inbox_outbox_base.checks.key_times import FORMS, KeyTime, form_of
+from inbox_outbox_base.checks.key_times import FORMS, KeyTime
 from inbox_outbox_base.checks.keys import Key, digest, encode_key
 from inbox_outbox_base.checks.retention import Retention
 from inbox_outbox_base.databases.taking import Attempt
@@ -77,14 +77,11 @@ class Consumer:
         if key_time is not None:
             options.one_of("key_time", key_time, tuple(FORMS))
         self.key_time = key_time
-        self._form = None if key_time is None else form_of(key_time)
         self._policy = Declaration(self.tables, consumer, "exactly-once", retention, key_time=key_time)
         self._memory = Memory(remember) if remember else None
         options.one_of("record_refusals", record_refusals, RECORDS)
         self.record_refusals: Records = record_refusals
-        self._terms = Terms(
-            self.wait, self._policy, self._memory, record_refusals, self.hooks or None, self._form
-        )
+        self._terms = Terms(self.wait, self._policy, self._memory, record_refusals, self.hooks or None)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.consumer!r})"
@@ -95,7 +92,8 @@ class Consumer:
     def _key(self, key: Key) -> str:
         """The key as it is stored."""
         text = encode_key(key)
-        return text if self._form is None else self._form.check(text)
+        form = self._policy.form
+        return text if form is None else form.check(text)
 
     def _begin(
         self,
@@ -194,6 +192,6 @@ class Consumer:
         """The time, which must have a time zone; none if the key names it."""
         if message_time is None:
             return None
-        if self._form is not None:
-            raise InvalidOption(f"message_time: with key_time={self._form.name!r}, the key names the time")
+        if self.key_time is not None:
+            raise InvalidOption(f"message_time: with key_time={self.key_time!r}, the key names the time")
         return options.aware("message_time", message_time)

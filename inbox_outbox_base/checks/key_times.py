@@ -61,11 +61,6 @@ def timed_key(when: datetime, *parts: str | int | UUID) -> str:
     return encode_key(_in_utc(aware("when", when)) + encode_key(parts))
 
 
-def form_of(key_time: KeyTime) -> KeyForm:
-    """The form of this name."""
-    return FORMS[key_time]
-
-
 def _milliseconds(when: datetime) -> int:
     return max(0, (when - _EPOCH) // _MILLISECOND)
 

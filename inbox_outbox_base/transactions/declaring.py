@@ -16,7 +16,7 @@ from typing import Any
 from sqlalchemy import Connection, Transaction
 from sqlalchemy.exc import DBAPIError
 
-from inbox_outbox_base.checks.key_times import KeyForm, KeyTime, form_of
+from inbox_outbox_base.checks.key_times import FORMS, KeyForm, KeyTime
 from inbox_outbox_base.checks.keys import DIGEST_FORMAT
 from inbox_outbox_base.checks.missing import raise_clearer
 from inbox_outbox_base.checks.retention import SKEW, Retention
@@ -99,14 +99,9 @@ class Declaration:
         self._mode = mode
         self.asked = None if retention is None else Retention.of(retention)
         self._seconds = times(self.asked, dead_retention)
-        self._form = None if key_time is None else form_of(key_time)
+        self.form = None if key_time is None else FORMS[key_time]
         self._key_time = key_time
         self._key = (tables.message.schema, consumer, mode, key_time, *self._seconds.values())
-
-    @property
-    def has_horizon(self) -> bool:
-        """Whether the table `inbox_horizon` says which keys are taken, because they name their time."""
-        return self._form is not None
 
     def is_seen(self, connection: Connection) -> bool:
         """Whether this process has seen the stored policy within the last minute, and no connection has
@@ -202,8 +197,8 @@ class Declaration:
                 if is_last:
                     raise TransientError(f"consumer={self._consumer!r}: its policy is being stored just now")
                 return kept
-            if stored is None and self._form is not None:
-                self._check_keys(connection, self._form)
+            if stored is None and self.form is not None:
+                self._check_keys(connection, self.form)
             connection.execute(taking_statements.declare(self._tables), self._row(stored))
             if transaction is not None and not database_of(connection).is_autocommit(connection):
                 for each in (place, consumer):

@@ -74,28 +74,29 @@ def may_have_written(connection: Connection) -> bool:
     return not connection.execute(_IS_READ_ONLY).scalar_one()
 
 
-class SilentState(State):
+class _NamingState(State):
+    """The session's database can be asked for: USE and the driver's own call change it."""
+
+    def database(self) -> str | None:
+        return _ask(self._connection, _database)
+
+
+class SilentState(_NamingState):
     """Nothing is known. An end is found by the savepoint that is set before a statement that may be the end,
     and a transaction that an error has undone by its row, which is gone."""
 
     tells_end = False
 
-    def database(self) -> str | None:
-        return _ask(self._connection, _database)
-
     def is_undone_by(self, error: DBAPIError) -> bool:
         return codes.undoes(error)
 
 
-class AskedState(State):
+class AskedState(_NamingState):
     """An error of the server comes without a status. DDL commits before it can fail, and a procedure may
     commit and then fail."""
 
     def is_reading(self) -> bool:
         return _is_unread(driver(self._connection)._result)  # noqa: SLF001 - nothing public says
-
-    def database(self) -> str | None:
-        return _ask(self._connection, _database)
 
     def ask_after_error(self) -> None:
         if self._is_lost():
