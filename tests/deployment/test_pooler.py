@@ -217,14 +217,17 @@ def test_spark_s_connections(pooled: Database) -> None:
     """There are never more tasks of the Spark writer than `max_connections`, and none waits forever for the
     place of a task that has ended."""
     engine = make_result(pooled)
-    running, most, lock = 0, 0, threading.Lock()
+    running, most, lock, met = 0, 0, threading.Lock(), threading.Event()
 
     def slow(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None:
         nonlocal running, most
         with lock:
             running += 1
             most = max(most, running)
+            if most > 1:
+                met.set()
         connection.execute(insert(RESULT), next(rows).to_pylist())
+        met.wait(10)
         time.sleep(0.05)
         with lock:
             running -= 1

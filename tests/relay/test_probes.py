@@ -38,7 +38,7 @@ def test_a_relay_from_begin_to_end(engine: Engine) -> None:
     password; afterwards it is neither live nor ready."""
     publish(engine, "a1", topic="mail")
     full = Unavailable("amqp://guest:s3cr3t@broker is full", 3_600.0)
-    relay = Relay(engine, Recorder({"a1": [full]}), name="one")
+    relay = Relay(engine, Recorder({"a1": [full] * 100}), name="one")
     says = "it has not begun", "it is not in the group of relays"
     assert relay.probe() == Probe("relay one", is_live=True, is_ready=False, says=says)
     rejected = "topic 'mail' is rejected: amqp://guest:***@broker is full"
