@@ -47,6 +47,7 @@ def worker(
             process.kill()
 
 
+@pytest.mark.long(but_on="cooperative-first")
 @pytest.mark.parametrize("leaves", ["first", "second"])
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_partitions_move(

@@ -219,6 +219,7 @@ def test_the_checks_of_the_asynchronous_publisher(queues: Queues) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 def test_a_fork_has_a_connection_of_its_own(queues: Queues) -> None:
     """A forked process can send, and so can its parent afterwards."""
     queue = queues.new()

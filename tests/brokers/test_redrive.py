@@ -98,6 +98,7 @@ def test_a_letter_of_rabbitmq_begins_anew(queues: Queues) -> None:
     assert kept == [{"inbox-topic"}] * 2
 
 
+@pytest.mark.long
 def test_looking_often_drops_no_letter(queues: Queues) -> None:
     """A quorum queue drops a message that it has got back too often. A redrive gives none back: what it only
     looks at, or could not move, stays as it is."""

@@ -269,6 +269,7 @@ def test_the_checks_of_the_asynchronous_publisher(url: str) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 def test_a_fork_has_a_connection_of_its_own(rocketmq: Topics, publisher: RocketMQPublisher) -> None:
     """A forked process can send, and so can its parent afterwards."""
     topic = rocketmq.new("FIFO")

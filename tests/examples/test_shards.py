@@ -42,6 +42,7 @@ def other(server: Server) -> Iterator[Database]:
     found.close()
 
 
+@pytest.mark.long(but_on="postgresql")
 @each_on("postgresql", "kills", [4], [2], among=("mariadb",))
 def test_relays_are_killed(migrated: Database, other: Database, kills: int) -> None:
     """Each transfer is requested twice, and has one debit and one credit; no cent is lost."""

@@ -260,7 +260,7 @@ def test_tables_on_disk(engine: Engine) -> None:
         assert found.bytes == sum(each.bytes or 0 for each in found.tables)
 
 
-@pytest.mark.quick("postgresql")
+@pytest.mark.long
 @on("postgresql", "mariadb")
 def test_a_million_messages(engine: Engine) -> None:
     """It reads some ten thousand rows of a million, by indexes; each number says how precise it is."""
