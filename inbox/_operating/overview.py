@@ -248,6 +248,8 @@ def _consumer(
     if policy is not None and policy.key_time is not None:
         kept += SKEW  # a key's time may be so much later than when it was taken
     dead = policy.dead_retention if policy and policy.dead_retention else DEAD_RETENTION
+    if policy is not None and policy.key_time is not None:
+        dead = max(dead, kept)
     settled = ("oldest", "oldest load", *(f"oldest {each}" for each in (Status.CONSUMED, Status.FAILED)))
     given_up = tuple(f"oldest {each}" for each in (Status.DEAD, Status.HALTED))
     late = (

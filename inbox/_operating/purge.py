@@ -97,7 +97,7 @@ def purge(
     run.kept = Keeping(run.policies(consumer), asked, dead, oldest_unconsumed, run.now())
     if not override:
         run.kept.check()
-    for each, aging, horizon in run.shelves(consumer):
-        if not run.empty(each, aging, horizon):
+    for shelf in run.shelves(consumer):
+        if not run.empty(shelf):
             return run.ended(finished=False)
     return run.ended(finished=run.forget_loads(consumer))

@@ -8,10 +8,9 @@ from sqlalchemy import Connection
 
 from inbox_outbox_base.checks.key_times import KeyForm
 from inbox_outbox_base.databases import taking_statements
-from inbox_outbox_base.databases.taking_statements import Aging
 from inbox_outbox_base.transactions.policy import Policy, look
 
-from .purging import PurgeRun
+from .purging import PurgeRun, Shelf
 
 
 class PurgeCount(PurgeRun):
@@ -25,12 +24,12 @@ class PurgeCount(PurgeRun):
         """The lowest key to keep; nothing is stored."""
         return lambda consumer: self.kept.keys_since(consumer, form)
 
-    def empty(self, consumer: str, aging: Aging, horizon: Callable[[str], Any]) -> bool:
+    def empty(self, shelf: Shelf) -> bool:
         """Count the old rows; False if the budget ran out first."""
         if self._is_over():
             return False
-        old, given = taking_statements.count_old(aging), {"consumer_": consumer, "horizon": horizon(consumer)}
-        self.rows += self.transact(aging.table, lambda each: int(each.execute(old, given).scalar_one()))
+        old, given = taking_statements.count_old(shelf.aging), shelf.until()
+        self.rows += self.transact(shelf.aging.table, lambda each: int(each.execute(old, given).scalar_one()))
         return True
 
     def _forget(self, old: dict[str, Any], loads: Sequence[int]) -> bool:

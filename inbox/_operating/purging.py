@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import Connection, Engine, Select, Table, delete, false
 from sqlalchemy.exc import DBAPIError, IntegrityError
@@ -58,6 +58,25 @@ class Purged:
     """Whether all old rows are deleted, except those that other purges were deleting."""
     assumed: tuple[str, ...] = ()
     """Consumers without a retention in the call and in `inbox_consumer`: 7 days was used."""
+
+
+class Shelf(NamedTuple):
+    """A place where an index finds old messages of one consumer.
+
+    Attributes:
+        horizon: by consumer, the time or the key before which they are old, which may change meanwhile.
+        below: the same, of a consumer whose keys name their time, if they must also be below this key.
+    """
+
+    consumer: str
+    aging: Aging
+    horizon: Callable[[str], Any]
+    below: Callable[[str], str] | None = None
+
+    def until(self) -> dict[str, Any]:
+        """The parameters of a statement about its old rows, as they are now."""
+        given = {"consumer_": self.consumer, "horizon": self.horizon(self.consumer)}
+        return given if self.below is None else given | {"below": self.below(self.consumer)}
 
 
 class PurgeRun:
@@ -189,30 +208,46 @@ class PurgeRun:
         if self.kept.learn(consumer, stored) and not self.override:
             self.kept.check()
 
-    def shelves(self, consumer: str | None) -> Iterator[tuple[str, Aging, Callable[[str], Any]]]:
-        """The places where an index finds old messages of one consumer or of all, each with its horizon."""
+    def shelves(self, consumer: str | None) -> Iterator[Shelf]:
+        """The places where an index finds old messages of one consumer or of all."""
         message, status, kept = self.tables.message, self.tables.status, self.kept
-        for each in self._consumers(message, consumer):
-            if kept.has_two_forms(each):
-                _log.warning(
-                    "consumer %r: inbox_consumer names two forms of keys, so nobody knows how old its keys "
-                    "are, and none is deleted: rename one of the two",
-                    each,
-                )
-            elif (form := kept.form(each)) is not None:
-                yield each, Aging(message, "key"), self.horizon(each, form)
-            else:
-                yield each, Aging(message, "accepted_at"), kept.since
-        for each in self._consumers(status, consumer):
+        for each in self._known_forms(message, consumer):
+            below = self._below(each)
+            time = "accepted_at" if below is None else "key"
+            yield Shelf(each, Aging(message, time), below or kept.since)
+        for each in self._known_forms(status, consumer):
+            below = self._below(each)
+            time = "updated_at" if below is None else "key"
             for settled in (Status.CONSUMED, Status.FAILED):
-                yield each, Aging(status, "updated_at", settled), kept.since
-            yield each, Aging(status, "updated_at", Status.CONSUMING, lease=True), kept.since
+                yield Shelf(each, Aging(status, time, settled), below or kept.since)
+            is_timed = below is not None
+            begun = Aging(status, "updated_at", Status.CONSUMING, lease=True, below=is_timed)
+            yield Shelf(each, begun, kept.since, below)
             for given_up in (Status.DEAD, Status.HALTED):
-                yield each, Aging(status, "updated_at", given_up), kept.dead_since
+                yield Shelf(
+                    each, Aging(status, "updated_at", given_up, below=is_timed), kept.dead_since, below
+                )
         for each in self._consumers(self.tables.rejected, consumer):
-            yield each, Aging(self.tables.rejected, "rejected_at"), kept.dead_since
+            yield Shelf(each, Aging(self.tables.rejected, "rejected_at"), kept.dead_since)
         for each in self._consumers(self.tables.refused, consumer):
-            yield each, Aging(self.tables.refused, "last_seen"), kept.dead_since
+            yield Shelf(each, Aging(self.tables.refused, "last_seen"), kept.dead_since)
+
+    def _known_forms(self, table: Table, consumer: str | None) -> Iterator[str]:
+        """The consumers, without those of which nobody knows how old their keys are."""
+        for each in self._consumers(table, consumer):
+            if not self.kept.has_two_forms(each):
+                yield each
+                continue
+            _log.warning(
+                "consumer %r: inbox_consumer names two forms of keys, so nobody knows how old its keys "
+                "are, and none is deleted: rename one of the two",
+                each,
+            )
+
+    def _below(self, consumer: str) -> Callable[[str], str] | None:
+        """The horizon of a consumer whose keys name their time."""
+        form = self.kept.form(consumer)
+        return None if form is None else self.horizon(consumer, form)
 
     def horizon(self, consumer: str, form: KeyForm) -> Callable[[str], str]:
         """Raise the horizon of a consumer whose keys name their time. Return the key below which its rows
@@ -244,12 +279,12 @@ class PurgeRun:
         found: str | None = connection.execute(following, {"consumer_": name}).scalar_one()
         return found
 
-    def empty(self, consumer: str, aging: Aging, horizon: Callable[[str], Any]) -> bool:
+    def empty(self, shelf: Shelf) -> bool:
         """Delete batch after batch; False if the budget ran out first."""
+        consumer, aging = shelf.consumer, shelf.aging
 
         def step(after: Any, connection: Connection) -> tuple[int, Any]:
-            until = {"consumer_": consumer, "horizon": horizon(consumer)}
-            given = until | {"after": after, "batch": self.batch}
+            given = shelf.until() | {"after": after, "batch": self.batch}
             deleted = self.database.delete_oldest(connection, aging, given)
             # Fewer than asked for: the rest is too young, or is locked and left to the next purge.
             return len(deleted), max(deleted) if len(deleted) == self.batch else None

@@ -17,8 +17,10 @@ from inbox_outbox_base.calls import clock
 from inbox_outbox_base.checks import options
 from inbox_outbox_base.checks.backoff import Backoff
 from inbox_outbox_base.checks.extras import check_greenlet
+from inbox_outbox_base.checks.key_times import FORMS, KeyForm, KeyTime
 from inbox_outbox_base.checks.keys import Key, digest, encode_key
-from inbox_outbox_base.checks.retention import Retention
+from inbox_outbox_base.checks.options import shown
+from inbox_outbox_base.checks.retention import SKEW, Retention
 from inbox_outbox_base.databases.taking import Attempt
 from inbox_outbox_base.errors.blame import OWN, is_excused
 from inbox_outbox_base.errors.inbox import InvalidKey, InvalidOption, StoreUnreachable
@@ -63,6 +65,7 @@ class StatusConsumer:
         on_refusal: OnRefusal = "raise",
         remember: int = 0,
         record_refusals: Records = "listening",
+        key_time: KeyTime | None = None,
     ) -> None:
         if self._is_async:
             check_greenlet()
@@ -88,7 +91,16 @@ class StatusConsumer:
         self._kept = self.retention.duration.total_seconds()
         asked = None if dead_retention is None else options.seconds("dead_retention", dead_retention)
         self.dead_retention = DEAD_RETENTION.total_seconds() if asked is None else asked
-        self._policy = store.declaration(consumer, retention, asked)
+        if key_time is not None:
+            options.one_of("key_time", key_time, tuple(FORMS))
+            if missing_key == "message_id":
+                raise InvalidOption(f"missing_key='message_id': the broker's ids are no keys of {key_time=}")
+        self.key_time = key_time
+        self._form = None if key_time is None else FORMS[key_time]
+        self._policy = store.declaration(consumer, retention, asked, key_time)
+        if self._form is not None and self._policy is None:
+            # A record that expires by itself must outlive its key's time, which may be ahead of the clock.
+            self._kept += SKEW.total_seconds()
         self.keep_payload = options.flag("keep_payload", keep_payload)
         self.missing_key = options.one_of("missing_key", missing_key, ("refuse", "message_id", "run"))
         self.unreachable = options.one_of("unreachable", unreachable, ("raise", "run"))
@@ -151,6 +163,11 @@ class StatusConsumer:
         message: object,
     ) -> tuple[str, Hold | Outcome]:
         stored_key = self._stored_key(key, message_id)
+        if self._form is not None:
+            if message_time is not None:
+                raise InvalidOption(f"message_time: with key_time={self.key_time!r}, the key names the time")
+            if stored_key is not None:
+                self._check_time(self._form, stored_key)
         known = (
             None
             if self._memory is None or stored_key is None
@@ -167,10 +184,17 @@ class StatusConsumer:
     def _claim_key(self, request: Request, message_time: datetime | None) -> Hold | Outcome:
         sent = clock.now()
         try:
-            if message_time is not None and self._is_too_old(message_time, request.key):
+            is_old = (
+                self._has_expired(request.key)
+                if message_time is None
+                else self._is_too_old(message_time, request.key)
+            )
+            if not is_old:
+                with OWN:
+                    answer: ClaimAnswer = self._call(lambda: self.store.claim(request))
+                is_old = answer.verdict is Verdict.TOO_OLD
+            if is_old:
                 return self._refused(Outcome(Verdict.TOO_OLD), request.key, (request.digest, None))
-            with OWN:
-                answer: ClaimAnswer = self._call(lambda: self.store.claim(request))
         except StoreUnreachable:
             if self.unreachable == "raise" or self.store.settles(request.consumer, request.key):
                 raise
@@ -296,6 +320,30 @@ class StatusConsumer:
                 return False
             # A key that is still stored keeps its verdict, however old the message is.
             return self.store.find(self.consumer, key) is None
+
+    def _has_expired(self, key: str) -> bool:
+        """Whether the key names a time whose records have expired, in a store that expires them one by one; a
+        store that is purged knows it better."""
+        if self._form is None or self._policy is not None:
+            return False
+        with OWN:
+            kept = self.retention.duration
+            if key >= self._form.since(datetime.now(UTC) - kept + SKEW):
+                return False
+            if key >= self._form.since(self.store.now() - kept):
+                return False
+            # A key that is still stored keeps its verdict.
+            return self.store.find(self.consumer, key) is None
+
+    def _check_time(self, form: KeyForm, key: str) -> None:
+        """Refuse a key of another form, or of a time that has not come. The store is asked if this machine's
+        clock, which may be wrong by a day, says that it has not."""
+        form.check(key)
+        if key >= form.since(datetime.now(UTC)):
+            with OWN:
+                latest = self.store.now() + SKEW
+            if key >= form.since(latest):
+                raise InvalidKey(f"key={shown(key)}: its time is more than a day ahead of the store's clock")
 
     def _is_older(self, made: datetime, kept: Retention) -> bool:
         return not kept.surely_covers(made) and made < self.store.now() - kept.duration

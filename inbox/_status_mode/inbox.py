@@ -62,6 +62,9 @@ class StatusInbox(StatusConsumer, Listens[Listener]):
         record_refusals: which `MISMATCH` and `TOO_OLD` answers `inbox.refused` lists afterwards: "listening",
             those about messages that a listener or a consumer handles; "always"; or "never". With a
             `RedisStore`, none are recorded. (Dead and halted messages are in the store itself.)
+        key_time: the form of keys that name their time, as for `Inbox`: retention then counts from the key's
+            time, and a key that has been forgotten is `TOO_OLD`, never `NEW`. Not with
+            `missing_key="message_id"`.
 
     Raises:
         InvalidOption: an argument cannot be used.
@@ -96,13 +99,15 @@ class StatusInbox(StatusConsumer, Listens[Listener]):
             payload: bytes, text or a JSON value, such as a tuple of the fields that matter. A digest of it is
                 kept, and the same key with another payload is a `MISMATCH`.
             message_id: the broker's message id, for `missing_key="message_id"`.
-            message_time: when the message was made; a message older than the retention is `TOO_OLD`.
+            message_time: when the message was made; a message older than the retention is `TOO_OLD`. Not with
+                `key_time`.
 
         Raises:
             NotTaken: `MessageInFlight`, `PayloadMismatch`, `MessageTooOld`, `MessageDead` or `MessageHalted`;
                 the block does not run. `MessageDead` is also raised after a run that could only undo finished
                 steps. With `on_refusal="return"` the block runs, and `claim.verdict` has the verdict.
-            InvalidKey: the key breaks the rules, or there is none.
+            InvalidKey: the key breaks the rules, or there is none; with `key_time`, it has another form, or
+                its time is more than a day ahead of the store's clock.
             LeaseLost: somebody else has the message: do not acknowledge it.
             StoreUnreachable: the store does not answer.
             TablesMissing: the tables do not exist.

@@ -33,6 +33,8 @@ class Claiming:
         if found is None:
             self.add(connection, tables, new)
             now, found = self.look(connection, tables, where)
+            if found is not None and found["claim"] == new["claim"]:
+                return now, int(found["token"])
         return None if found is None else (now, found)
 
     def look(

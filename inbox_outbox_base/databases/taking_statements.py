@@ -38,12 +38,14 @@ class Aging:
         time: the column that says how old a row is: a time, or `key` if keys name their time.
         status: in status-table mode, the only status to purge.
         lease: whether a row is only as old as its lease.
+        below: whether keys name their time, and only those below their consumer's horizon are deleted.
     """
 
     table: Table
     time: str
     status: str | None = None
     lease: bool = False
+    below: bool = False
 
 
 def _this(table: Table) -> ColumnElement[bool]:
@@ -110,9 +112,9 @@ def withdraw(tables: Tables) -> Delete:
 
 
 @cache
-def key_ends(tables: Tables) -> Select[Any]:
+def key_ends(table: Table) -> Select[Any]:
     """The first and the last of a consumer's keys."""
-    c = tables.message.c
+    c = table.c
     its = c.consumer == bindparam("consumer_")
     ends = (select(end(c.key, type_=c.key.type)).where(its).scalar_subquery() for end in (func.min, func.max))
     return select(*ends)
@@ -147,6 +149,8 @@ def _old(aging: Aging) -> list[ColumnElement[bool]]:
         old.append(c.status == aging.status)
     if aging.lease:
         old.append(c.lease_until < horizon)
+    if aging.below:
+        old.append(c.key < bindparam("below"))
     return old
 
 

@@ -212,7 +212,8 @@ class Declaration:
 
     def _check_keys(self, connection: Connection, form: KeyForm) -> None:
         """Refuse a consumer that has taken keys of another form before there was a policy."""
-        ends = connection.execute(taking_statements.key_ends(self._tables), {"consumer_": self._consumer})
+        table = self._tables.status if self._mode == "status" else self._tables.message
+        ends = connection.execute(taking_statements.key_ends(table), {"consumer_": self._consumer})
         for key in ends.one():
             if key is not None and not form.is_key(key):
                 raise PolicyConflict(

@@ -43,6 +43,7 @@ def test_every_option_is_explained_with_its_default() -> None:
         "on_refusal": f'"{plain.on_refusal}"',
         "remember": str(plain.remember),
         "record_refusals": f'"{plain.record_refusals}"',
+        "key_time": str(plain.key_time),
     }
 
 

@@ -11,9 +11,10 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from inbox._listening.handler_counts import HandlerCounts
 from inbox._memory import history_of
+from inbox_outbox_base.checks.key_times import KeyTime
 from inbox_outbox_base.checks.missing import raise_clearer
 from inbox_outbox_base.checks.retention import Retention
-from inbox_outbox_base.databases import claiming_statements
+from inbox_outbox_base.databases import claiming_statements, taking_statements
 from inbox_outbox_base.databases.registry import claiming, taking
 from inbox_outbox_base.databases.taking import IMPATIENT, at_level
 from inbox_outbox_base.errors import codes
@@ -54,6 +55,14 @@ _LARGEST_STATEMENT = 1_000
 
 class _RowLocked(StoreUnreachable):
     """The store answers, but somebody has locked the row."""
+
+
+class _Doubtful(Exception):
+    """The key names a time whose keys the consumer may have forgotten."""
+
+
+class _Forgotten(Exception):
+    """The consumer has forgotten the keys of that time."""
 
 
 class SqlStore(Store):
@@ -235,13 +244,42 @@ class SqlStore(Store):
         return self._bounded(connection, LONGEST_CALL)
 
     def _claim(self, request: Request) -> ClaimAnswer | None:
+        wait = claiming_statements.CLAIM_WAIT
         try:
-            return self._run(
-                lambda connection: self.claim_on(connection, request), wait=claiming_statements.CLAIM_WAIT
-            )
+            try:
+                return self._run(lambda connection: self._claim_sure(connection, request), wait=wait)
+            except _Doubtful:
+                return self._run(
+                    lambda connection: self._claim_doubtful(connection, request),
+                    wait=wait,
+                    once=self._once_together,
+                )
+        except _Forgotten:
+            now = self.now()
+            return ClaimAnswer(verdict=Verdict.TOO_OLD, record=new_record(request, 0, now), now=now)
         except _RowLocked:
             # A plain read does not wait for the lock.
             return self._run(lambda connection: self._locked(connection, request))
+
+    def _claim_sure(self, connection: Connection, request: Request) -> ClaimAnswer | None:
+        """On a connection where each statement commits."""
+        policy = request.policy
+        form = None if policy is None else policy.form
+        if policy and form and request.key < form.since(policy.surely_kept_since(connection)):
+            raise _Doubtful
+        return self.claim_on(connection, request)
+
+    def _claim_doubtful(self, connection: Connection, request: Request) -> ClaimAnswer | None:
+        """In a transaction, which is rolled back if the key was new and has been forgotten before. Looked at
+        afterwards: the horizon was stored before the row was deleted."""
+        answer = self.claim_on(connection, request)
+        if answer is not None and answer.is_first:
+            lowest = connection.scalar(
+                taking_statements.lowest_key(self.tables), {"consumer_": request.consumer}
+            )
+            if lowest is not None and request.key < lowest:
+                raise _Forgotten
+        return answer
 
     def _locked(self, connection: Connection, request: Request) -> ClaimAnswer:
         """The answer about a row that stays locked for longer than a claim waits. Whoever locks it may be
@@ -256,9 +294,13 @@ class SqlStore(Store):
         )
 
     def declaration(
-        self, consumer: str, retention: Retention | float | timedelta | None, dead_retention: float | None
+        self,
+        consumer: str,
+        retention: Retention | float | timedelta | None,
+        dead_retention: float | None,
+        key_time: KeyTime | None,
     ) -> Declaration:
-        return Declaration(self.tables, consumer, "status", retention, dead_retention)
+        return Declaration(self.tables, consumer, "status", retention, dead_retention, key_time)
 
     def retention(self, policy: Declaration) -> Retention:
         return policy.asked or self._run(policy.retention)
@@ -278,8 +320,10 @@ class SqlStore(Store):
         # or under a conflicting policy.
         policy = request.policy
         if policy is None or not policy.is_seen(connection):
-            if not safety.is_checked(connection, self.tables.status):
-                safety.check(connection, [self.tables.status])
+            is_timed = policy is not None and policy.form is not None
+            needed = [self.tables.status, *([self.tables.horizon] if is_timed else ())]
+            if not all(safety.is_checked(connection, table) for table in needed):
+                safety.check(connection, needed)
             if policy is not None:
                 policy.agree(connection, is_new=True)
         answer = self._claiming.add_or_look(connection, self.tables, rows.new(request))

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from inbox._listening.handler_counts import HandlerCounts
 from inbox_outbox_base.calls.retry import MayRetry, retry
+from inbox_outbox_base.checks.key_times import KeyTime
 from inbox_outbox_base.checks.retention import Retention
 from inbox_outbox_base.errors.inbox import StoreUnreachable
 from inbox_outbox_base.transactions.declaring import Declaration
@@ -104,7 +105,11 @@ class Store(ABC):
         return None
 
     def declaration(
-        self, consumer: str, retention: Retention | float | timedelta | None, dead_retention: float | None
+        self,
+        consumer: str,
+        retention: Retention | float | timedelta | None,
+        dead_retention: float | None,
+        key_time: KeyTime | None,
     ) -> Declaration | None:
         """The inbox's policy, which the store keeps with the records; None if records expire one by one."""
         return None
