@@ -21,7 +21,7 @@ UNSAFE = 9
 NO_RELAY = 10
 """`health`: no relay is running."""
 STOPPED = 11
-"""`health`: messages are dead, held, halted, given up or refused as mismatches."""
+"""`health`: messages are dead, held, halted, given up or refused as mismatches, or rows were set aside."""
 OVERDUE = 12
 """`health`: keys are past their retention, and no purge deletes them."""
 UNSEEN = 13

@@ -1,6 +1,6 @@
 """Operators' decisions about refused messages: somebody has looked at them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
 from typing import Any, NamedTuple, Self, TypeVar
@@ -12,10 +12,12 @@ from sqlalchemy import (
     Delete,
     Engine,
     Select,
+    String,
     Table,
     and_,
     bindparam,
     delete,
+    literal,
     select,
 )
 from sqlalchemy.exc import DBAPIError
@@ -23,7 +25,7 @@ from sqlalchemy.exc import DBAPIError
 from inbox_outbox_base.calls.retry import retry
 from inbox_outbox_base.checks import deciding, options
 from inbox_outbox_base.checks.keys import Key, encode_key
-from inbox_outbox_base.checks.missing import raise_clearer
+from inbox_outbox_base.checks.missing import is_there, raise_clearer
 from inbox_outbox_base.databases.registry import taking
 from inbox_outbox_base.databases.taking import at_level
 from inbox_outbox_base.errors import codes
@@ -37,7 +39,9 @@ from inbox_outbox_base.words.incoming import Verdict
 
 T = TypeVar("T")
 
-KINDS = tuple(each.value for each in (Verdict.MISMATCH, Verdict.TOO_OLD, Verdict.DEAD))
+REJECTED = "rejected"
+"""The kind of rows that bulk writers have set aside, which have a table of their own."""
+KINDS = (*(each.value for each in (Verdict.MISMATCH, Verdict.TOO_OLD, Verdict.DEAD)), REJECTED)
 """What can be dismissed."""
 _SEEN = "refused messages"
 """The kind of a listing's `seen`."""
@@ -54,7 +58,7 @@ class SeenRefusal(NamedTuple):
     key: str
     """Empty for those that are only counted."""
     times: int | None
-    """None: however often."""
+    """None: however often. 0: a row that a bulk writer has set aside."""
     last: int | None
     """When it was refused last, in microseconds: the count begins again after a dismissal."""
 
@@ -82,8 +86,8 @@ def dismiss(
     why: str | None = None,
     schema: str | None = None,
 ) -> None:
-    """Say that somebody has looked at a refused message: it is no longer listed or counted, until it is
-    refused again. What the inbox knows of the key stays as it is.
+    """Say that somebody has looked at a refused message, or at a row that a bulk writer has set aside: it is
+    no longer listed or counted, until it is refused again. What the inbox knows of the key stays as it is.
 
     Args:
         engine: the database.
@@ -94,7 +98,7 @@ def dismiss(
         schema: the PostgreSQL schema of the tables.
 
     Raises:
-        MessageNotFound: no message with this key was refused, or somebody has just dismissed it.
+        MessageNotFound: no message or row with this key was refused, or somebody has just dismissed it.
         InvalidOption, InvalidKey: an argument cannot be used.
         TablesMissing: the table does not exist.
         UnsafeDatabase: row-level policies hide rows from this role.
@@ -117,13 +121,12 @@ def dismiss_all(
     dry_run: bool = False,
     schema: str | None = None,
 ) -> BulkResult:
-    """`dismiss` all refused messages that are there now, a hundred in a transaction. Rows that bulk writers
-    have set aside are not among them.
+    """`dismiss` all refused messages and rows that are there now, a hundred in a transaction.
 
     Args:
         engine: the database.
         consumer: whose refusals; None: those of all consumers.
-        kind: only those of this kind: "mismatch", "too_old" or "dead"; None is any.
+        kind: only those of this kind: "mismatch", "too_old", "dead" or "rejected"; None is any.
         seen: only those that a listing has seen (`refused(...).seen`), and only if they were not refused
             again since; None is all that are there when the call begins.
         by: who decides, as for `dismiss`.
@@ -141,7 +144,7 @@ def dismiss_all(
     if consumer is not None:
         chosen["consumer"] = options.consumer(consumer)
     if kind is not None:
-        chosen["verdict"] = options.one_of("kind", kind, KINDS)
+        chosen["kind"] = options.one_of("kind", kind, KINDS)
     options.flag("dry_run", dry_run)
     parts = (str, str, deciding.BIG_INTEGER, deciding.BIG_INTEGER)
     named = None if seen is None else [SeenRefusal(*each) for each in deciding.places(seen, _SEEN, parts)]
@@ -163,20 +166,32 @@ class _Dismissal:
         why: str | None,
         told: Mapping[str, Any],
     ) -> None:
-        """`chosen` has the values that columns must have, `told` what is stored about the call."""
+        """`chosen` has the values that a row must have, `told` what is stored about the call."""
         self._engine = at_level(engine, taking(engine.dialect.name).own_isolation)
-        self._table, self._chosen = tables(schema).refused, chosen
+        self._refused, self._rejected = tables(schema).refused, tables(schema).rejected
+        self._chosen = chosen
         who, reason = deciding.operator(by), deciding.reason("why", why)
         self._note = Recording(tables(schema).decision, f"inbox.{action}", who, reason, told)
 
     def every(self) -> list[SeenRefusal]:
         """What there is now."""
-        c = self._table.c
-        its = (c[name] == value for name, value in self._chosen.items())
-        statement = (
-            select(c.consumer, c.key, c.times, c.last_seen).where(*its).order_by(c.consumer, c.last_seen)
-        )
-        return self._transact(lambda each: [SeenRefusal.of(*row) for row in each.execute(statement)])
+        return self._transact(lambda connection: [*self._every(connection)])
+
+    def _every(self, connection: Connection) -> Iterator[SeenRefusal]:
+        consumer, kind = self._chosen.get("consumer"), self._chosen.get("kind")
+        for table in self._there(connection):
+            c, its = table.c, _columns(table)
+            statement = select(c.consumer, c.key, its["times"], its["last"]).order_by(c.consumer, its["last"])
+            if consumer is not None:
+                statement = statement.where(c.consumer == consumer)
+            if kind is not None:
+                statement = statement.where(its["kind"] == kind)
+            yield from (SeenRefusal.of(*row) for row in connection.execute(statement))
+
+    def _there(self, connection: Connection) -> list[Table]:
+        """An application may have no bulk writer."""
+        both = is_there(connection, self._rejected)
+        return [self._refused, self._rejected] if both else [self._refused]
 
     def take(self, named: Sequence[SeenRefusal], *, dry_run: bool = False) -> BulkResult:
         """Dismiss part after part, and count."""
@@ -188,19 +203,24 @@ class _Dismissal:
         return BulkResult(done, changed)
 
     def _take(self, part: Sequence[SeenRefusal], dry_run: bool, connection: Connection) -> BulkResult:
-        done = changed = 0
+        done, changed, there = 0, 0, self._there(connection)
         for each in part:
-            place = {"consumer_": each.consumer, "key_": each.key}
-            row = connection.execute(_find(self._table), place).first()
-            now = None if row is None else (row.times, _microseconds(row.last_seen))
-            is_gone = row is None or (each.times is not None and now != (each.times, each.last))
-            if row is not None and not is_gone:
-                if any(getattr(row, name) != value for name, value in self._chosen.items()):
+            place, is_gone = {"consumer_": each.consumer, "key_": each.key}, True
+            for table in there:
+                row = connection.execute(_find(table), place).first()
+                if row is None or (each.times, each.last) not in (
+                    (None, None),
+                    (row.times, _microseconds(row.last)),
+                ):
                     continue
+                if any(getattr(row, name) != value for name, value in self._chosen.items()):
+                    break
                 # It may be refused again at any time, and that has to be seen.
-                this = place | {"times_": row.times}
-                is_gone = not dry_run and connection.execute(_delete(self._table), this).rowcount == 0
-            done, changed = done + (not is_gone), changed + is_gone
+                this = place | {"times_": row.times, "last_": row.last}
+                if dry_run or connection.execute(_delete(table), this).rowcount:
+                    is_gone = False
+            else:
+                done, changed = done + (not is_gone), changed + is_gone
         if not dry_run:
             self._note.note(connection, done)
         return BulkResult(done, changed)
@@ -209,23 +229,36 @@ class _Dismissal:
         def transaction() -> T:
             with connected(self._engine) as connection, connection.begin():
                 try:
-                    check_sees_all(connection, [self._table])
+                    check_sees_all(connection, self._there(connection))
                     return work(connection)
                 except DBAPIError as error:
-                    raise_clearer(connection, self._table, error)
+                    raise_clearer(connection, self._refused, error)
 
         return retry(transaction, _TRIES, lambda error, _: codes.is_transient(error))
 
 
+def _columns(table: Table) -> dict[str, ColumnElement[Any]]:
+    """What tells one state of a row from another."""
+    c = table.c
+    if "verdict" in c:
+        return {"kind": c.verdict, "times": c.times, "last": c.last_seen}
+    return {"kind": literal(REJECTED, String), "times": literal(0, BigInteger), "last": c.rejected_at}
+
+
 @cache
 def _find(table: Table) -> Select[Any]:
-    c = table.c
-    return select(c.consumer, c.verdict, c.times, c.last_seen).where(_this(table))
+    its = (column.label(name) for name, column in _columns(table).items())
+    return select(table.c.consumer, table.c.key, *its).where(_this(table))
 
 
 @cache
 def _delete(table: Table) -> Delete:
-    return delete(table).where(_this(table), table.c.times == bindparam("times_", type_=BigInteger))
+    same = (
+        column == bindparam(f"{name}_", type_=column.type)
+        for name, column in _columns(table).items()
+        if name != "kind"
+    )
+    return delete(table).where(_this(table), *same)
 
 
 def _this(table: Table) -> ColumnElement[bool]:

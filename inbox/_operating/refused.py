@@ -16,9 +16,7 @@ from inbox_outbox_base.transactions.safety import check_sees_all
 from inbox_outbox_base.words.deciding import Listing
 
 from . import overview_statements
-from .dismissing import SeenRefusal, pack
-
-_REJECTED = "rejected"
+from .dismissing import REJECTED, SeenRefusal, pack
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +67,7 @@ def refused(
         schema: the PostgreSQL schema of the tables.
 
     Returns:
-        A list, whose `seen` names its first 10,000 messages for `dismiss_all`, without rows of bulk writers.
+        A list, whose `seen` names its first 10,000 messages and rows for `dismiss_all`.
 
     Raises:
         InvalidOption: an argument cannot be used.
@@ -86,12 +84,12 @@ def refused(
             found = _refused(connection, all_tables, consumer, limit)
         except DBAPIError as error:
             raise_clearer(connection, all_tables.refused, error)
-    noted = [each for each in found if each.kind != _REJECTED]
-    return Listing(found, lambda: pack([_seen(each) for each in noted]))
+    return Listing(found, lambda: pack([_seen(each) for each in found]))
 
 
 def _seen(refusal: RefusedMessage) -> SeenRefusal:
-    return SeenRefusal.of(refusal.consumer, refusal.key or "", refusal.times, refusal.last_seen)
+    times = 0 if refusal.kind == REJECTED else refusal.times
+    return SeenRefusal.of(refusal.consumer, refusal.key or "", times, refusal.last_seen)
 
 
 def _refused(
@@ -126,7 +124,7 @@ def _refused(
             RefusedMessage(
                 consumer=row.consumer,
                 key=row.key,
-                kind=_REJECTED,
+                kind=REJECTED,
                 digest=None,
                 stored_digest=None,
                 error=row.error,

@@ -12,7 +12,7 @@ TOPICS = 20
 """The most topics with a gauge of their own: those whose oldest message is the oldest."""
 _OUTBOX_STATES = ("pending", "waiting", "unknown", "held", "delayed", "dead")
 _INBOX_STATES = ("consuming", "failed", "dead", "halted")
-_REFUSED = {"mismatch": "mismatches", "too_old": "too_old", "dead": "given_up"}
+_REFUSED = {"mismatch": "mismatches", "too_old": "too_old", "dead": "given_up", "rejected": "rejected"}
 
 Labels = dict[str, str | bool]
 Number = tuple[float, Labels]
@@ -189,7 +189,12 @@ GAUGES = [
     OverviewGauge(
         "inbox.messages", "{message}", "Messages of status-table mode, by status.", _inbox(_statuses)
     ),
-    OverviewGauge("inbox.refused", "{key}", "Keys that were refused within a day.", _inbox(_refused)),
+    OverviewGauge(
+        "inbox.refused",
+        "{key}",
+        "Keys that were refused within a day, and rows set aside by bulk writers.",
+        _inbox(_refused),
+    ),
     OverviewGauge(
         "inbox.leases.over",
         "{message}",

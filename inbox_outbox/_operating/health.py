@@ -28,7 +28,7 @@ def health(
     max_stopped: Annotated[
         int,
         typer.Option(
-            help="How many messages may be dead, held, halted, or refused as mismatches.",
+            help="How many messages may be dead, held, halted, refused as mismatches, or set aside.",
             metavar="NUMBER",
             min=0,
         ),
@@ -50,9 +50,10 @@ def health(
 
     Exit code 0: no. Else that of the most urgent problem: 10 no relay is running; 14 the broker rejects a
     topic, or messages that cannot be sent keep relays from reading on; 7 a message has waited for
-    too long; 11 messages are dead, held or halted, or were given up or refused as mismatches within a day;
-    12 no purge deletes keys that are past their retention; 13 one half could not be seen. Of several
-    databases, 1: one does not answer; else the most urgent of all problems.
+    too long; 11 messages are dead, held or halted, or were given up or refused as mismatches within a day,
+    or rows of bulk writers were set aside; 12 no purge deletes keys that are past their retention; 13 one
+    half could not be seen. Of several databases, 1: one does not answer; else the most urgent of all
+    problems.
     """
     limits = HealthLimits(
         age=length("max-age", max_age),

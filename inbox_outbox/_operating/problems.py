@@ -15,9 +15,10 @@ _INBOX_STATES = {
     "halted": "of status-table mode {are} halted",
     "given_up": "{were} given up by a listener within a day",
     "mismatches": "of keys that were taken with another payload {were} refused within a day",
+    "rejected": "of bulk writers {were} refused by the target and set aside",
 }
 """What a person has to look at, of each consumer."""
-_REFUSED = ("given_up", "mismatches")
+_REFUSED = ("given_up", "mismatches", "rejected")
 """Those of them that `inbox.refused` lists."""
 URGENCY = (FAILED, NO_RELAY, NOT_TAKEN, LATE, STOPPED, OVERDUE, UNSEEN)
 """The exit codes of `inbox-outbox health`, the most urgent first."""
@@ -167,14 +168,16 @@ def _of_stopped(
     for state in ("dead", "held"):
         if outbox is not None and (count := getattr(outbox, state)).number > limits.stopped:
             topics = (each.topic for each in outbox.topics if getattr(each, state).number)
-            yield Problem(STOPPED, f"{_messages(count)} of the outbox {_are(count)} {state}{_names(topics)}")
+            text = f"{_counted(count, 'message')} of the outbox {_are(count)} {state}{_names(topics)}"
+            yield Problem(STOPPED, text)
     for state, said in _INBOX_STATES.items():
         its = [] if inbox is None else [each for each in inbox.consumers if getattr(each, state).number]
         if (total := sum(getattr(each, state).number for each in its)) > limits.stopped:
             is_exact = all(getattr(each, state).precision == "exact" for each in its)
             count = Count(total, "exact" if is_exact else "at least")
             names = _names(each.consumer for each in its)
-            text = f"{_messages(count)} {said.format(are=_are(count), were=_were(count))}{names}"
+            noun = "row" if state == "rejected" else "message"
+            text = f"{_counted(count, noun)} {said.format(are=_are(count), were=_were(count))}{names}"
             only = its[0].consumer if len(its) == 1 else None
             yield Problem(STOPPED, text, is_refused=state in _REFUSED, consumer=only)
     consumers = () if inbox is None else inbox.consumers
@@ -203,8 +206,8 @@ def _is_blind(count: Count) -> bool:
     return count.number == 0 and count.precision == "at least"
 
 
-def _messages(count: Count) -> str:
-    return f"{count} message{'' if count.number == 1 else 's'}"
+def _counted(count: Count, noun: str) -> str:
+    return f"{count} {noun}{'' if count.number == 1 else 's'}"
 
 
 def _are(count: Count) -> str:

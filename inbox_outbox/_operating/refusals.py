@@ -63,7 +63,7 @@ def dismiss(
         str | None, typer.Option("--consumer", help="With --all: only this consumer's.", metavar="NAME")
     ] = None,
     kind: Annotated[
-        str | None, typer.Option(help="With --all: only mismatch, too_old or dead.", metavar="KIND")
+        str | None, typer.Option(help="With --all: only mismatch, too_old, dead or rejected.", metavar="KIND")
     ] = None,
     dry_run: DryRun = False,
     by: By = None,

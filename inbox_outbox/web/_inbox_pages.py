@@ -38,7 +38,7 @@ def consumer(asked: Asked) -> Page:
         "charts": consumer_charts(asked, name),
         "listed": listed,
         "refused": refused,
-        "all_refused": merged(seen) if (seen := [each for _, each in refused.value if each]) else None,
+        "all_refused": merged([each for _, each in refused.value]) if refused.value else None,
         "most": _MESSAGES,
         "overdue": HealthLimits().overdue.total_seconds(),
         **outcome_of(asked),
@@ -46,11 +46,9 @@ def consumer(asked: Asked) -> Page:
     return Page("consumer.html", name, "consumers", values)
 
 
-def _refusals(found: Listing[RefusedMessage]) -> Iterator[tuple[RefusedMessage, str | None]]:
-    """Each with what names it for a decision; there is none about rows that bulk writers have set aside."""
-    names = each_seen(found)
-    for each in found:
-        yield each, None if each.kind == "rejected" else next(names)
+def _refusals(found: Listing[RefusedMessage]) -> Iterator[tuple[RefusedMessage, str]]:
+    """Each with what names it for a decision."""
+    return zip(found, each_seen(found), strict=True)
 
 
 def _listed(asked: Asked, found: ConsumerOverview, status: Status) -> PagePart[list[Record]]:

@@ -179,7 +179,8 @@ class Job:
         if total.rejected:
             ended = "; the batch is not finished, so the statements of `after` have not run"
             _log.warning(
-                "%d rows were refused and are in inbox_rejected%s",
+                "consumer=%r: %d rows were refused and are in inbox_rejected%s",
+                self.settings.consumer,
                 total.rejected,
                 ended if self.settings.after else "",
             )
@@ -194,7 +195,8 @@ class Job:
             )
         if total.mismatch:
             digest = self.settings.digest
-            _log.warning("%d rows have a key that was taken with other values of %r", total.mismatch, digest)
+            text = "consumer=%r: %d rows have a key that was taken with other values of %r"
+            _log.warning(text, self.settings.consumer, total.mismatch, digest)
         return self._report(total, len(done), sum(each.replayed for each in done), transport, seconds)
 
     def _settle(self, read: RowCounts, parts: int, connection: Connection) -> RowCounts:

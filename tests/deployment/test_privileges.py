@@ -186,7 +186,17 @@ def operators_of_the_inbox(owner: Engine, app: Database) -> None:
     with owner.begin() as connection:
         refused = {"consumer": "orders", "key": "a", "verdict": "mismatch", "times": 1}
         connection.execute(insert(TABLES.refused), refused)
-    assert inbox.dismiss_all(engine, seen=inbox.refused(engine).seen) == 1
+        row = {
+            "consumer": "flights",
+            "key": "b",
+            "error": "e",
+            "content": "{}",
+            "run": "r",
+            "batch": 0,
+            "part": 0,
+        }
+        connection.execute(insert(TABLES.rejected), row)
+    assert inbox.dismiss_all(engine, seen=inbox.refused(engine).seen) == 2
 
 
 def operators_of_the_outbox(owner: Engine, app: Database) -> None:

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, insert, update
+from sqlalchemy import Engine, delete, insert, update
 
 import inbox
 from inbox import Count, Inbox, SqlStore, StatusInbox
@@ -110,10 +110,43 @@ def test_dismissed(engine: Engine) -> None:
     assert stored[-1] == ("ann", "inbox.dismiss", {"consumer": "billing", "key": "a"}, 1)
     assert stored[1] == ("bob", "inbox.dismiss_all", {"kind": "mismatch", "seen": 3}, 1)
     assert stored[0] == ("bob", "inbox.dismiss_all", {"consumer": "billing"}, 2)
-    with pytest.raises(InvalidOption, match="kind='rejected': expected one of mismatch, too_old, dead"):
-        inbox.dismiss_all(engine, kind="rejected")
+    with pytest.raises(InvalidOption, match="kind='late': expected one of mismatch, too_old, dead, rejected"):
+        inbox.dismiss_all(engine, kind="late")
     with pytest.raises(InvalidOption, match="it came with a listing of messages of status-table mode"):
         inbox.dismiss_all(engine, seen=inbox.list_messages(SqlStore(engine)).seen)
+
+
+def set_aside(engine: Engine, key: str, **values: Any) -> None:
+    with engine.begin() as connection:
+        given = {"consumer": "flights", "key": key, "error": "e", "content": "{}", "run": "r"}
+        connection.execute(insert(TABLES.rejected), given | {"batch": 0, "part": 0} | values)
+
+
+@on("postgresql", "mariadb", "mysql", "sqlite")
+def test_rows_that_a_bulk_writer_has_set_aside(engine: Engine) -> None:
+    """They are dismissed as messages are: one, with the refusals of a message of the same key; or what was
+    listed, unless the row was refused again since."""
+    for key in ("a", "b", "c", "d"):
+        set_aside(engine, key)
+    note(engine, "a", "mismatch", "flights")
+    note(engine, "e", "mismatch", "flights")
+    inbox.dismiss(engine, "flights", "a", by="ann")
+    seen = inbox.refused(engine).seen
+    with engine.begin() as connection:
+        connection.execute(delete(TABLES.rejected).where(TABLES.rejected.c.key == "b"))
+        connection.execute(delete(TABLES.rejected).where(TABLES.rejected.c.key == "c"))
+    set_aside(engine, "b", run="s", rejected_at=datetime.now(UTC) + timedelta(seconds=1))
+    done = inbox.dismiss_all(engine, kind="rejected", seen=seen, dry_run=True)
+    assert (done.done, done.changed) == (1, 2)
+    done = inbox.dismiss_all(engine, kind="rejected", seen=seen)
+    assert (done.done, done.changed) == (1, 2)
+    assert [(each.key, each.kind) for each in inbox.refused(engine)] == [("b", "rejected"), ("e", "mismatch")]
+    (found,) = inbox.overview(engine).consumers
+    assert (found.rejected, found.mismatches) == (Count(1), Count(1))
+    assert inbox.dismiss_all(engine, consumer="flights", kind="rejected") == 1
+    TABLES.rejected.drop(engine)  # an application without a bulk writer has no such table
+    assert inbox.dismiss_all(engine) == 1
+    assert inbox.refused(engine) == []
 
 
 def test_what_was_refused_again_after_a_dismissal(engine: Engine) -> None:

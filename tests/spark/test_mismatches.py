@@ -64,7 +64,9 @@ def test_a_key_comes_again_with_other_content(
     again = [batch(("a", 1), ("b", 9), ("d", 4))]
     with caplog.at_level(logging.WARNING, "spark.inbox"):
         assert load(migrated, again, run="s", **options) == ({"new": 1, "duplicate": 2}, 1)
-    assert caplog.messages == ["1 rows have a key that was taken with other values of ('amount',)"]
+    assert caplog.messages == [
+        "consumer='billing': 1 rows have a key that was taken with other values of ('amount',)"
+    ]
     assert written(engine) == [("a", 1), ("b", 2), ("c", 3), ("d", 4)]
 
 

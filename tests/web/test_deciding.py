@@ -119,6 +119,13 @@ def test_dismissed(engine: Engine) -> None:
     assert "1 message of keys that were taken with another payload was refused" in ann.see("/")
     assert {each.action for each in inbox.decisions(engine)} == {"inbox.dismiss_all"}
     assert 'name="do"' not in Visit(engine).get("/consumer?name=billing").text
+    row = {"consumer": "flights", "key": "a", "error": "too long", "content": "{}", "run": "r"}
+    with engine.begin() as connection:
+        connection.execute(insert(TABLES.rejected), row | {"batch": 0, "part": 0})
+    said, bob = "1 row of bulk writers was refused by the target", Visit(engine, allow=("dismiss",))
+    assert said in bob.see("/")
+    bob.submit(bob.get("/consumer?name=flights").text, "dismiss", 0)
+    assert said not in Visit(engine).see("/")
 
 
 def test_status_table_mode(engine: Engine) -> None:
