@@ -124,7 +124,7 @@ def test_dismissed(engine: Engine) -> None:
         connection.execute(insert(TABLES.rejected), row | {"batch": 0, "part": 0})
     said, bob = "1 row of bulk writers was refused by the target", Visit(engine, allow=("dismiss",))
     assert said in bob.see("/")
-    bob.submit(bob.get("/consumer?name=flights").text, "dismiss", 0)
+    bob.submit(bob.get("/consumer?name=flights").text, "dismiss", 1)
     assert said not in Visit(engine).see("/")
 
 
