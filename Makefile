@@ -18,7 +18,7 @@ ARGS ?=
 # are enough for six.
 WORKERS ?= 6
 
-.PHONY: demo test test-all check docs classes collected tests tests-all types matrix benchmark benchmark-brokers benchmark-outbox benchmark-spark benchmark-status clean compare frameworks release
+.PHONY: demo test test-all check docs classes collected tests tests-all types matrix benchmark benchmark-brokers benchmark-outbox benchmark-scale benchmark-spark benchmark-status clean compare frameworks release
 
 demo: $(VENV)/ready
 	$(BIN)/python -m examples.demo $(ARGS)
@@ -86,6 +86,9 @@ benchmark-brokers: $(VENV)/ready
 benchmark-outbox: $(VENV)/ready
 	$(BIN)/python -m pip install --quiet --editable . --group benchmarks-outbox
 	$(BIN)/python -m benchmarks.outbox $(ARGS)
+
+benchmark-scale: $(VENV)/ready
+	$(BIN)/python -m benchmarks.scale $(ARGS)
 
 benchmark-spark: $(VENV)/ready
 	$(BIN)/python -m benchmarks.spark_writer $(ARGS)

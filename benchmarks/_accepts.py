@@ -2,8 +2,10 @@
 
 import os
 import random
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
+from uuid import UUID, uuid4
 
 from sqlalchemy import Engine, text
 from sqlalchemy.dialects import postgresql
@@ -33,6 +35,20 @@ Keys = Callable[[], str]
 def random_key() -> str:
     """A key that falls anywhere in the index."""
     return f"{random.getrandbits(128):032x}"
+
+
+def timed_key() -> str:
+    """A UUID of version 7 for a message that was made a second ago: a key that seems to come from the future
+    makes `accept` ask the database for its time."""
+    milliseconds = time.time_ns() // 1_000_000 - 1_000
+    return str(UUID(f"{milliseconds:012x}7{uuid4().hex[13:]}"))
+
+
+UUIDS: Mapping[str, tuple[str, Keys]] = {
+    "random": ("random keys", lambda: str(uuid4())),
+    "uuid7": ("keys that name their time", timed_key),
+}
+"""Keys of the same form, by name: what they are called in results, and how they are made."""
 
 
 def order_keys() -> Keys:

@@ -85,7 +85,10 @@ def _lines(axes: Axes, curve: Curve) -> None:
         )
     axes.margins(0.08)
     axes.set_ylim(bottom=0)
-    axes.set_xlim(left=0)
+    if curve.by_powers:
+        axes.set_xscale("log")
+    else:
+        axes.set_xlim(left=0)
     axes.set_xlabel(curve.x, fontsize=8, color=_INK)
     axes.set_ylabel(curve.y, fontsize=8, color=_INK)
     axes.tick_params(labelsize=8, colors=_INK)

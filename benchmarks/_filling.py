@@ -32,16 +32,18 @@ def ddl(text: str) -> DDL:
 
 
 _DROP_KEY = ddl("ALTER TABLE %(fullname)s DROP CONSTRAINT inbox_message_pkey")
+_ADD_TIMED_KEY = ddl("ALTER TABLE %(fullname)s ADD CONSTRAINT inbox_message_pkey PRIMARY KEY (consumer, key)")
 _ADD_KEY = ddl(
     "ALTER TABLE %(fullname)s ADD CONSTRAINT inbox_message_pkey PRIMARY KEY (consumer, key) "
     "WITH (fillfactor = 70)"
 )
-"""Random inserts leave a B-tree about 70 % full; one built in bulk would be 90 % full, and split."""
+"""Random inserts leave a B-tree about 70 % full; one built in bulk would be 90 % full, and split. Ordered
+inserts leave it 90 % full, too."""
 
 
-def fill(engine: Engine, name: str, rows: int, *, is_bulk: bool = False) -> Table:
-    """An inbox in a schema of this name, with `rows` random keys: taken evenly over the last week, or by one
-    load."""
+def fill(engine: Engine, name: str, rows: int, *, is_bulk: bool = False, is_timed: bool = False) -> Table:
+    """An inbox in a schema of this name, with `rows` random keys, or keys that name their time: taken evenly
+    over the last week, or by one load."""
     message = create(engine, name)
     with engine.begin() as connection:
         index = next(iter(message.indexes))
@@ -51,8 +53,8 @@ def fill(engine: Engine, name: str, rows: int, *, is_bulk: bool = False) -> Tabl
         if is_bulk:
             add_load(connection, schema.tables(name), rows, now)
         else:
-            add_rows(connection, message, rows, now - timedelta(days=7), now)
-        connection.execute(_ADD_KEY.against(message))
+            add_rows(connection, message, rows, now - timedelta(days=7), now, is_timed=is_timed)
+        connection.execute((_ADD_TIMED_KEY if is_timed else _ADD_KEY).against(message))
         connection.execute(CreateIndex(index))
     vacuum(engine, message)
     return message
@@ -74,13 +76,18 @@ def add_rows(
     first: datetime,
     last: datetime,
     consumer: str = CONSUMER,
+    *,
+    is_timed: bool = False,
 ) -> None:
-    """Add rows with random keys, accepted evenly between two points in time, in that order."""
+    """Add rows with random keys, or UUIDs of version 7, accepted evenly between two points in time, in that
+    order."""
     number = func.generate_series(1, bindparam("rows")).column_valued("number")
+    at = literal(first, DateTime(timezone=True)) + literal((last - first) / rows, Interval) * number
+    key = func.uuidv7(at - func.clock_timestamp()) if is_timed else func.gen_random_uuid()
     values = select(
         literal(consumer, Text),
-        cast(func.gen_random_uuid(), Text),
-        literal(first, DateTime(timezone=True)) + literal((last - first) / rows, Interval) * number,
+        cast(key, Text),
+        at,
         func.decode("00112233445566778899aabbccddeeff", "hex"),
     )
     columns = ["consumer", "key", "accepted_at", "claim"]

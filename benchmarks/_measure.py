@@ -73,6 +73,8 @@ class Curve:
     x: str
     y: str
     lines: Mapping[str, Sequence[tuple[float, float]]]
+    by_powers: bool = False
+    """Whether the quantity grows tenfold from mark to mark."""
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ BROKERS = ("kafka", "rabbitmq", "rocketmq")
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("program", ["inbox", "status", "outbox", "brokers", "spark_writer"])
+@pytest.mark.parametrize("program", ["inbox", "status", "outbox", "brokers", "scale", "spark_writer"])
 def test_every_part_prints_its_results(program: str, tmp_path: Path) -> None:
     """Each part of each program prints a table of numbers, and those that lack another library or a server
     the reason; the files have the results of all the others."""
