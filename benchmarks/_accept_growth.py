@@ -21,7 +21,7 @@ Which = tuple[str, int]
 
 def growth(lab: Lab) -> Report:
     """The time of `accept` in its own transaction, and its log right after a checkpoint, against rows."""
-    sizes = lab.sized((10_000, 1_000_000, 10_000_000), (10_000, 100_000, 1_000_000), (200, 1_000, 2_000))
+    sizes = [10**power for power in lab.sized((4, 5, 6, 7), (4, 5, 6), (2, 3))]
     every = [(name, rows) for rows in sizes for name in UUIDS]
     messages = lab.sized(2_000, 1_000, 50)
     with lab.database("growth") as engine:

@@ -14,7 +14,7 @@ from outbox import Message, Outbox, Relay
 
 from ._accepts import BATCH, UUIDS, batches, single
 from ._business import CONSUMER, new_keys
-from ._filling import create, fill, quoted
+from ._filling import add_load, create, fill, quoted
 from ._lab import Lab, run_alone
 from ._measure import Grid, Operation, Report
 from ._outbox_lab import running
@@ -75,11 +75,15 @@ def sizes(lab: Lab) -> Report:
 
 
 def _rows(engine: Engine, amounts: _Amounts) -> Iterator[list[str]]:
-    """What the libraries' calls leave in empty tables."""
+    """What the libraries' calls, or rows like those of the Spark writer, leave in empty tables."""
     for name, (title, key) in UUIDS.items():
         message = create(engine, f"{name}_rows")
         take = batches(engine, _box(name, f"{name}_rows"), key)
         yield _row(engine, message, title, repeat(take, amounts.many)())
+    bulk = create(engine, "bulk_rows")
+    with engine.begin() as connection:
+        add_load(connection, schema.tables("bulk_rows"), amounts.many, datetime.now(UTC))
+    yield _row(engine, bulk, "random keys written by Spark", amounts.many)
     tables = schema.tables()
     yield _row(engine, tables.status, "random keys", repeat(_claiming(engine), amounts.many // 10)())
     waiting = repeat(_publishing(engine, _MANY), amounts.many)()
@@ -98,21 +102,28 @@ def _row(engine: Engine, table: Table, what: str, rows: int) -> list[str]:
 
 
 def _inbox_log(engine: Engine, amounts: _Amounts, days: int, name: str) -> Logs:
-    """Keys are taken, and those of one day of the week are forgotten."""
-    (title, key), box, message = UUIDS[name], _box(name, name), schema.tables(name).message
+    """Keys are taken, and those of one day of the week are forgotten; then, those of some hours more."""
+    (title, key), box = UUIDS[name], _box(name, name)
     works = {
         "accept": repeat(single(engine, box, key), amounts.once),
         f"accept_many of {BATCH}": repeat(batches(engine, box, key), amounts.once),
     }
     found = {what: _checkpointed(engine, work) for what, work in works.items()}
-    set_policy(engine, CONSUMER, retention=timedelta(days=days), schema=name)
+    kept = timedelta(days=days)
+    found["purge"], found["vacuum of the inbox"] = _forget(engine, name, kept)
+    _, found["vacuum after a 50th of the keys"] = _forget(engine, name, kept - timedelta(days=7) / 50)
+    return {f"{what}, {title}": each for what, each in found.items()}
+
+
+def _forget(engine: Engine, name: str, kept: timedelta) -> tuple[Written, Written]:
+    """The logs of a purge, and of the vacuum after it."""
+    set_policy(engine, CONSUMER, retention=kept, schema=name)
     _settle(engine, name)
     if name == "uuid7":
         _purge(engine, name)  # closes; the next one deletes
         _settle(engine, name)
     purged = _checkpointed(engine, lambda: _purge(engine, name))
-    found |= {"purge": purged, "vacuum of the inbox": _vacuum(engine, message, purged.messages)}
-    return {f"{what}, {title}": each for what, each in found.items()}
+    return purged, _vacuum(engine, schema.tables(name).message, purged.messages)
 
 
 def _status_log(engine: Engine, amounts: _Amounts) -> Logs:
@@ -134,6 +145,7 @@ def _outbox_log(engine: Engine, amounts: _Amounts) -> Logs:
     found["vacuum of the outbox"] = _vacuum(engine, message, found["relay"].messages)
     publish_many()
     found["relay with keep_sent"] = written(engine, keeping.run_once)
+    run_alone(engine, f"VACUUM {quoted(message)}")
     found["publish beside a relay, until sent"] = _checkpointed(engine, lambda: _until_sent(engine, publish))
     return found
 
@@ -154,10 +166,10 @@ def _checkpointed(engine: Engine, work: Work) -> Written:
 
 
 def _vacuum(engine: Engine, table: Table, rows: int) -> Written:
-    """Its log for each of the rows that were deleted before."""
+    """Its log for each of the rows that were deleted before; it cleans the indexes, however few they were."""
 
     def work() -> int:
-        run_alone(engine, f"VACUUM {quoted(table)}")
+        run_alone(engine, f"VACUUM (INDEX_CLEANUP ON) {quoted(table)}")
         return rows
 
     return written(engine, work)

@@ -87,6 +87,8 @@ def _lines(axes: Axes, curve: Curve) -> None:
     axes.set_ylim(bottom=0)
     if curve.by_powers:
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.minorticks_off()
     else:
         axes.set_xlim(left=0)
     axes.set_xlabel(curve.x, fontsize=8, color=_INK)
