@@ -1,5 +1,6 @@
 """The connections of tasks and of the driver: few, kept for seconds at most, and retried."""
 
+import os
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from inbox_outbox_base.calls.retry import retry
 from inbox_outbox_base.checks.url import for_engine
 from inbox_outbox_base.databases.loading import Loading
 from inbox_outbox_base.databases.registry import loading
+from inbox_outbox_base.databases.results import Append, Upsert
 from inbox_outbox_base.errors.codes import is_passing, refusal
 from inbox_outbox_base.errors.inbox import TransientError
 from spark._options.passwords import given_by
@@ -45,8 +47,15 @@ def engine_of(settings: WriterSettings) -> Engine:
     database = loading(settings.url.get_backend_name())
     isolation_level = database.isolation_level(settings.isolation_level)
     defaults = tuple(database.connect_args.items())
+    # What the URL leaves out, such as the user, PostgreSQL's client library takes from there.
+    environment = frozenset(each for each in os.environ.items() if each[0].startswith("PG"))
     return _engine(
-        settings.url, settings.password, isolation_level, defaults, settings.session_init_statement
+        settings.url,
+        settings.password,
+        isolation_level,
+        defaults,
+        settings.session_init_statement,
+        environment,
     )
 
 
@@ -57,6 +66,7 @@ def _engine(
     isolation_level: str,
     defaults: tuple[tuple[str, Any], ...],
     statement: str | None,
+    environment: frozenset[tuple[str, str]],
 ) -> Engine:
     url, connect_args = for_engine(address)
     engine = create_engine(
@@ -130,9 +140,10 @@ def transaction(
 def _is_kept(database: Loading, settings: WriterSettings) -> bool:
     """Whether this connection may serve others after this transaction."""
     # With `max_connections`, connections are what the server lacks. And nothing renews what a function can
-    # do to the connection itself.
-    has_function = any(callable(each.results) for each in settings.targets)
-    return database.renews and settings.max_connections is None and not has_function
+    # do to the connection itself, or takes back all that the caller's statements can do to the session.
+    is_own = all(isinstance(each.results, Append | Upsert) for each in settings.targets)
+    has_statements = bool(settings.before or settings.after or settings.session_init_statement)
+    return database.renews and settings.max_connections is None and is_own and not has_statements
 
 
 def _connected(engine: Engine, database: Loading, settings: WriterSettings, patience: float) -> Connection:

@@ -1,5 +1,6 @@
 """The Spark session's defaults, and facts that only a classic session (not Connect) provides."""
 
+import re
 from collections.abc import Sequence
 from inspect import signature
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 # Before Spark 4.3, UTC is the default and the parameter has another name.
 _IN_UTC: dict[str, Any] = {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
+_SORT = re.compile(r"^[\s:+-]*Sort \[", re.MULTILINE)
+"""A line of a plan that sorts rows, in all or in their partitions."""
 
 
 def session_options(df: "DataFrame") -> dict[str, Any]:
@@ -74,13 +77,16 @@ def classic_context(df: "DataFrame") -> Any:
 
 def estimated(df: "DataFrame") -> tuple[int, int, int] | None:
     """What Spark expects of a DataFrame before it runs: its bytes, and its partitions; and how many tasks the
-    cluster runs at once. None if Spark does not tell, as with Spark Connect."""
+    cluster runs at once. None if Spark does not tell, as with Spark Connect, or if it sorts rows."""
     context = classic_context(df)
     if context is None:
         return None
     try:
         plans: Any = df._jdf.queryExecution()  # noqa: SLF001 - there is no other way to ask
-        size = int(str(plans.optimizedPlan().stats().sizeInBytes()))
+        plan = plans.optimizedPlan()
+        if _SORT.search(str(plan.toString())):
+            return None
+        size = int(str(plan.stats().sizeInBytes()))
         return size, int(plans.sparkPlan().outputPartitioning().numPartitions()), context.defaultParallelism
     except Exception:  # noqa: BLE001 - it is not part of Spark's public API, and a cluster may forbid it
         return None

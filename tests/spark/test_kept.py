@@ -26,6 +26,15 @@ SESSIONS = """
     SELECT pid, usename FROM pg_stat_activity
     WHERE datname = current_database() AND application_name = 'inbox-outbox spark'
 """
+LEAVING = """
+    CREATE FUNCTION leaves() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        INSERT INTO public.seen SELECT current_setting('search_path'), current_setting('app.mine', true);
+        CREATE TEMPORARY TABLE mine (id int);
+        PERFORM set_config('search_path', 'pg_catalog, public', false), set_config('app.mine', 'yes', false);
+        RETURN NEW;
+    END $$
+"""
 IS_THERE = "SELECT count(*) FROM information_schema.processlist WHERE db = database()"
 
 
@@ -86,8 +95,23 @@ def test_a_process_keeps_one_connection(
 
 @on("postgresql")
 def test_a_kept_session_is_like_a_new_one(migrated: Database, engine: Engine) -> None:
-    """What statements leave in their session is gone for the next task: settings, roles, temporary tables,
-    prepared statements and locks. The statement for each new connection runs again."""
+    """What a trigger leaves in its session is gone for the next task: settings and temporary tables."""
+    execute(engine, "CREATE TABLE seen (path text, mine text)")
+    execute(engine, LEAVING)
+    execute(engine, "CREATE TRIGGER leaves BEFORE INSERT ON result FOR EACH ROW EXECUTE FUNCTION leaves()")
+    task = prepared(migrated)
+    rows = [attempt(task, part, batch((f"k{part}", part))) for part in range(7)]
+    assert [new(each) for each in rows] == [1] * 7
+    assert len(sessions(engine)) == 1
+    # PostgreSQL forgets the value of a setting of one's own, not that there was one.
+    seen = set(fetched(engine, "SELECT path LIKE '%pg_catalog%', coalesce(mine, '') FROM seen"))
+    assert seen == {(False, "")}
+
+
+@on("postgresql")
+def test_a_session_of_ones_own_statements_is_not_kept(migrated: Database, engine: Engine) -> None:
+    """Whatever statements leave in their session, the next task has another one, with the statement for each
+    new connection."""
     execute(engine, "CREATE TABLE seen (path text, init text, role text)")
     results = Statements(
         "INSERT INTO seen SELECT current_setting('search_path'), current_setting('app.init'), current_user",
@@ -103,7 +127,7 @@ def test_a_kept_session_is_like_a_new_one(migrated: Database, engine: Engine) ->
     task = prepared(migrated, results=results, session_init_statement="SET app.init = 'given'")
     rows = [attempt(task, part, batch((f"k{part}", part))) for part in range(7)]
     assert [new(each) for each in rows] == [1] * 7
-    assert len(sessions(engine)) == 1
+    assert sessions(engine) == []
     [(path, init, _)] = set(fetched(engine, "SELECT * FROM seen"))
     assert init == "given"
     assert "pg_catalog" not in path

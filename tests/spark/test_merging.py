@@ -66,6 +66,16 @@ def test_many_tiny_partitions_become_few(
         assert (report.new, report.partitions) == (96, left), consumer
 
 
+def test_sorted_partitions_stay_as_they_are(
+    postgres: Database, engine: Engine, spark_session: "SparkSession"
+) -> None:
+    """Of rows with the same key, the first of a partition counts: Spark would forget their order."""
+    rows = frame(spark_session, 12, keys=20).repartition(8, "id")
+    newest = rows.sortWithinPartitions("id", rows.amount.desc())
+    assert writer(postgres).write(newest.selectExpr("id", "amount")).partitions == 8
+    assert {amount for _, amount in written(engine)} == {*range(76, 96)}
+
+
 @pytest.mark.parametrize("ledger", ["verify", "trust"])
 def test_merged_partitions_are_recognised(
     postgres: Database, engine: Engine, spark_session: "SparkSession", ledger: str
