@@ -21,9 +21,15 @@ from inbox_outbox_base.checks.missing import raise_clearer
 from inbox_outbox_base.checks.options import shown
 from inbox_outbox_base.checks.retention import SKEW
 from inbox_outbox_base.databases.registry import database_of
-from inbox_outbox_base.databases.taking import Attempt, KeyBatch, KeyRow, Stored, Taking
+from inbox_outbox_base.databases.taking import Attempt, KeyBatch, KeyRange, KeyRow, Stored, Taking
 from inbox_outbox_base.errors.blame import AFTER_BODY, OWN, Own
-from inbox_outbox_base.errors.inbox import InvalidKey, PolicyConflict, TablesMissing, UnsafeDatabase
+from inbox_outbox_base.errors.inbox import (
+    InvalidKey,
+    PolicyConflict,
+    TablesMissing,
+    TransientError,
+    UnsafeDatabase,
+)
 from inbox_outbox_base.monitoring.events import Hooks
 from inbox_outbox_base.tables.inbox import Tables
 from inbox_outbox_base.transactions.declaring import Declaration
@@ -203,7 +209,7 @@ def _giving_back(
     """If the body finds that nothing must be taken: the caller may catch its error and commit."""
     try:
         yield
-    except (PolicyConflict, TablesMissing, UnsafeDatabase):
+    except (PolicyConflict, TablesMissing, TransientError, UnsafeDatabase):
         database_of(connection).give_back(connection, attempt, taken)
         raise
 
@@ -261,10 +267,9 @@ def accept_many(
                 taken &= fresh
             if policy.form is not None:
                 sure_from = partial(_surely_kept_from, connection, policy.form, policy)
-                lowest = database.lowest_key(connection, batch, batch.keys[0], sure_from)
-                forgotten = {key for key in taken if key < lowest}
-                database.give_back(connection, batch, forgotten)
-                taken -= forgotten
+                its_range = database.key_range(connection, batch, batch.keys[0], sure_from)
+                lowest = its_range.first
+                _give_back_outside(database, connection, batch, its_range, taken, known)
                 old = {index for index, key in enumerate(messages.keys) if key < lowest}
         except DBAPIError as error:
             raise_clearer(connection, tables.message, error)
@@ -279,6 +284,28 @@ def accept_many(
         return verdict
 
     return list(_verdicts(messages, old, taken, known, refused)), batch.claim
+
+
+def _give_back_outside(
+    database: Taking,
+    connection: Connection,
+    batch: KeyBatch,
+    its_range: KeyRange,
+    taken: set[str],
+    known: Collection[str],
+) -> None:
+    """Of keys that name their time, give back those that were forgotten before.
+
+    Raises:
+        TransientError: there is no partition for the last key yet. All are given back.
+    """
+    last = batch.keys[-1]
+    if last not in taken and last not in known:
+        with _giving_back(connection, batch, taken):
+            its_range.check(last)
+    forgotten = {key for key in taken if key < its_range.first}
+    database.give_back(connection, batch, forgotten)
+    taken -= forgotten
 
 
 def _too_old(

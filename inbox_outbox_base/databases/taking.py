@@ -12,7 +12,9 @@ from sqlalchemy import Connection, Engine, Pool, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import ConnectionPoolEntry
 
+from inbox_outbox_base.checks.options import shown
 from inbox_outbox_base.errors import codes
+from inbox_outbox_base.errors.inbox import TransientError
 from inbox_outbox_base.tables.inbox import Tables
 
 from . import taking_statements
@@ -79,6 +81,27 @@ class Stored:
     """None if the row was written in bulk."""
     digest: bytes | None
     result: str | None
+
+
+class KeyRange(NamedTuple):
+    """Which keys a consumer takes, if they name their time."""
+
+    first: str
+    """The lowest one; "" if there is no limit."""
+    until: str | None
+    """All are lower than this one: the consumer's partitions end there. None if it has no partitions."""
+
+    def check(self, key: str) -> None:
+        """Refuse a key for which there is no partition yet. It would be an error that aborts the transaction.
+
+        Raises:
+            TransientError: there is none.
+        """
+        if self.until is not None and key >= self.until:
+            raise TransientError(
+                f"key={shown(key)}: the partitions of its consumer end at {shown(self.until)}; make more "
+                "with `inbox-outbox partitions`, and deliver the message again"
+            )
 
 
 class KeyRow(NamedTuple):
@@ -261,18 +284,22 @@ class Taking(ABC):
         self, connection: Connection, attempt: Attempt, wait: float, sure_from: Callable[[], str]
     ) -> bool | Stored | None:
         """As `take`, for a key that names its time: False if the consumer has forgotten the keys of that
-        time. `sure_from` as for `lowest_key`."""
+        time. `sure_from` as for `key_range`.
+
+        Raises:
+            TransientError: the consumer has no partition for this key yet; nothing was written.
+        """
         taken = self.take(connection, attempt, wait)
         is_ours = taken is True or (isinstance(taken, Stored) and taken.claim == attempt.claim)
-        if is_ours and attempt.key < self.lowest_key(connection, attempt, attempt.key, sure_from):
+        if is_ours and attempt.key < self.key_range(connection, attempt, attempt.key, sure_from).first:
             self.give_back(connection, attempt, [attempt.key])
             return False
         return taken
 
-    def lowest_key(
+    def key_range(
         self, connection: Connection, of: "Attempt | KeyBatch", lowest: str, sure_from: Callable[[], str]
-    ) -> str:
-        """The lowest key that the consumer takes, as the newest commit says; "" if there is no limit.
+    ) -> KeyRange:
+        """Which keys the consumer takes, as the newest commit says.
 
         Called after keys were taken: a key that has been forgotten before was below it by then. If this
         transaction cannot see the newest commit, its error is one for which `is_transient` is true.
@@ -283,7 +310,7 @@ class Taking(ABC):
                 on, which this machine's clock knows to be kept.
         """
         found = connection.execute(taking_statements.lowest_key(of.tables), {"consumer_": of.consumer})
-        return found.scalar_one_or_none() or ""
+        return KeyRange(found.scalar_one_or_none() or "", None)
 
     def give_back(self, connection: Connection, attempt: "Attempt | KeyBatch", keys: Collection[str]) -> None:
         """Keys that this attempt has taken do not count as taken."""

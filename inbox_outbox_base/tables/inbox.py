@@ -292,7 +292,8 @@ def _purge(metadata: MetaData) -> Table:
 
 def _horizon(metadata: MetaData) -> Table:
     """Which keys a consumer still takes whose keys name their time. Purges write it: first they raise
-    `keys_from`, and later, when nobody can still go by the old one, they delete what is below."""
+    `keys_from`, and later, when nobody can still go by the old one, they delete what is below. `keys_until`
+    is where the consumer's partitions end; None if it has none."""
     horizon = Table(
         "inbox_horizon",
         metadata,
@@ -300,6 +301,7 @@ def _horizon(metadata: MetaData) -> Table:
         Column("keys_from", Bytewise(64), nullable=False),
         Column("keys_gone", Bytewise(64), nullable=False),
         Column("stored_at", UtcDateTime, nullable=False, server_default=utcnow()),
+        Column("keys_until", Bytewise(64)),
         PrimaryKeyConstraint("consumer", name="inbox_horizon_pkey"),
         **options(),
     )

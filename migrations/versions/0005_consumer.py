@@ -86,6 +86,7 @@ def upgrade() -> None:
         sa.Column("keys_from", plain_text(64), nullable=False),
         sa.Column("keys_gone", plain_text(64), nullable=False),
         sa.Column("stored_at", plain_time(), nullable=False, server_default=now),
+        sa.Column("keys_until", plain_text(64)),
         sa.PrimaryKeyConstraint("consumer", name="inbox_horizon_pkey"),
         sa.CheckConstraint(sa.column("consumer") != "", name="inbox_horizon_consumer_not_empty"),
         sa.CheckConstraint("keys_gone <= keys_from", name="inbox_horizon_gone"),

@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 import inbox
 from inbox import AsyncInbox, Inbox, Verdict, is_transient, purge, set_policy, timed_key
-from inbox.errors import InvalidKey, InvalidOption, PolicyConflict
+from inbox.errors import InvalidKey, InvalidOption, PolicyConflict, TransientError
 from inbox.schema import tables
 from inbox_outbox.testing import age
 from inbox_outbox_base.checks.key_times import FORMS, KeyTime
@@ -360,3 +360,34 @@ def test_a_partition_for_each_day(migrated: Database) -> None:
         text, parameters = found[-1]
         plan = connection.exec_driver_sql(f"EXPLAIN {text}", parameters).scalars().all()
     assert len([line for line in plan if " on of_day_" in line]) in (1, 2)  # two at midnight
+
+
+@on("postgresql")
+def test_a_day_without_a_partition(migrated: Database) -> None:
+    """A key from `keys_until` on is an error that says to try again and what to do, in every way to take it
+    and at every isolation level: nothing is taken, also of its batch, and the transaction goes on."""
+    engine = migrated.engine()
+    _partition(engine, range(-1, 1))
+    until = FORMS["uuid7"].since(datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0) + DAY)
+    with engine.begin() as connection:
+        row = {"consumer": "billing", "keys_from": "", "keys_gone": "", "keys_until": until}
+        connection.execute(insert(HORIZON), row)
+    billing, early, ahead = Inbox("billing", key_time="uuid7"), ago(minutes=1), ago(hours=-23.99)
+    beside = ago(minutes=2)
+    assert accept(engine, billing, early) is NEW
+    ways: dict[str, Callable[[Connection], Any]] = {
+        "accept": lambda connection: billing.accept(connection, ahead),
+        "take": lambda connection: billing.take(connection, ahead),
+        "accept_many": lambda connection: billing.accept_many(connection, [ahead, early, beside]),
+    }
+    for level in ("READ COMMITTED", "REPEATABLE READ"):
+        for number, take in enumerate(ways.values()):
+            with engine.execution_options(isolation_level=level).begin() as connection:
+                with pytest.raises(TransientError, match=r"its consumer end at .* `inbox-outbox partitions`"):
+                    take(connection)
+                assert billing.accept(connection, early) is DUPLICATE
+                assert billing.accept(connection, ago(minutes=3, name=f"{number}{level[5]}")) is NEW
+    with pytest.raises(TransientError), billing.transaction(engine, ahead):
+        pass
+    assert len(keys(engine)) == 1 + 2 * len(ways)
+    assert not {ahead, beside} & set(keys(engine))

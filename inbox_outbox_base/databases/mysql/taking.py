@@ -27,6 +27,7 @@ from inbox_outbox_base.databases.taking import (
     Attempt,
     Borrowed,
     KeyBatch,
+    KeyRange,
     KeyRow,
     State,
     Stored,
@@ -177,16 +178,16 @@ class MySQLTaking(Taking):
             raise self._not_visible(connection, attempt)
         return {key for key, row in found.items() if row.claim == batch.claim}
 
-    def lowest_key(
+    def key_range(
         self, connection: Connection, of: Attempt | KeyBatch, lowest: str, sure_from: Callable[[], str]
-    ) -> str:
+    ) -> KeyRange:
         # A plain SELECT may show an old snapshot. With a lock it shows the newest commit, and keeps purges
         # from changing it until the transaction ends. By the retention that is stored now, no purge can have
         # come to this key since the snapshot; under a shorter one, an earlier purge may have.
         is_sure = lowest >= sure_from()
         statement = taking_statements.lowest_key if is_sure else _lowest_key_locked
         found = connection.execute(statement(of.tables), {"consumer_": of.consumer})
-        return found.scalar_one_or_none() or ""
+        return KeyRange(found.scalar_one_or_none() or "", None)
 
     def _not_visible(self, connection: Connection, attempt: Attempt) -> Exception:
         """Why a key was refused, although this transaction sees no row of it: the row was committed after

@@ -15,7 +15,16 @@ from sqlalchemy import Connection, select, text
 from sqlalchemy.exc import DBAPIError
 
 from inbox_outbox_base.databases.as_text import execute
-from inbox_outbox_base.databases.taking import Attempt, KeyBatch, KeyRow, State, Stored, Taking, pooled
+from inbox_outbox_base.databases.taking import (
+    Attempt,
+    KeyBatch,
+    KeyRange,
+    KeyRow,
+    State,
+    Stored,
+    Taking,
+    pooled,
+)
 from inbox_outbox_base.databases.taking_statements import Aging
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.tables.inbox import Tables
@@ -30,7 +39,7 @@ from .taking_statements import (
     delete_loads,
     find_loads,
     find_many,
-    lowest_key,
+    key_range,
     try_horizon,
     wait_for_key,
 )
@@ -82,26 +91,28 @@ class PostgreSQLTaking(Taking):
         stored = self.find(connection, attempt)
         if stored is not None:
             return stored
-        if attempt.key < self.lowest_key(connection, attempt, attempt.key, sure_from):
+        its_range = self.key_range(connection, attempt, attempt.key, sure_from)
+        if attempt.key < its_range.first:
             return False
+        its_range.check(attempt.key)
         taken = self._take_in_turn(connection, attempt, wait, in_range=True)
         # A purge may have gone on during the wait, or since the snapshot of a REPEATABLE READ.
-        if taken is True and attempt.key < self.lowest_key(connection, attempt, attempt.key, sure_from):
+        if taken is True and attempt.key < self.key_range(connection, attempt, attempt.key, sure_from).first:
             self.give_back(connection, attempt, [attempt.key])
             return False
         return taken
 
-    def lowest_key(
+    def key_range(
         self, connection: Connection, of: Attempt | KeyBatch, lowest: str, sure_from: Callable[[], str]
-    ) -> str:
+    ) -> KeyRange:
         parameters = {"consumer": of.consumer}
-        is_newest, found = connection.execute(lowest_key(of.tables), parameters).one()
+        is_newest, first, until = connection.execute(key_range(of.tables), parameters).one()
         if not is_newest:
             # The INSERT of a row that a later commit has changed is an error, as a duplicate's would be.
             with connection.begin_nested() as savepoint:
                 connection.execute(try_horizon(of.tables), parameters)
                 savepoint.rollback()
-        return found or ""
+        return KeyRange(first or "", until)
 
     def take_many(self, connection: Connection, batch: KeyBatch, wait: float) -> set[str] | None:
         prototype = Attempt(batch.tables, batch.consumer, "", batch.claim, None)

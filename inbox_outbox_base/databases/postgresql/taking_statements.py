@@ -106,10 +106,17 @@ def add_in_order(
 
 
 def _is_in_range(tables: Tables, key: ColumnElement[str]) -> ColumnElement[bool]:
-    """Whether the consumer takes this key, which names its time."""
+    """Whether the consumer takes this key, which names its time. Outside of its range, a table with
+    partitions may have none for it, and to insert it would abort the transaction."""
+    first, until = (_of_horizon(tables, name) for name in ("keys_from", "keys_until"))
+    above_all: ColumnElement[str] = literal_column("'~'")  # no key of any form begins with it
+    is_below_end = key.collate("C") < func.coalesce(until, above_all)
+    return (key.collate("C") >= func.coalesce(first, literal_column("''"))) & is_below_end
+
+
+def _of_horizon(tables: Tables, name: str) -> ColumnElement[str]:
     c = tables.horizon.c
-    its = select(c.keys_from).where(c.consumer == _row(tables)["consumer"])
-    return key.collate("C") >= func.coalesce(its.scalar_subquery(), literal_column("''"))
+    return select(c[name]).where(c.consumer == _row(tables)["consumer"]).scalar_subquery()
 
 
 _HAS_OWN_SNAPSHOT: ColumnElement[bool] = literal_column(
@@ -118,11 +125,11 @@ _HAS_OWN_SNAPSHOT: ColumnElement[bool] = literal_column(
 
 
 @cache
-def lowest_key(tables: Tables) -> Select[Any]:
-    """The lowest key that a consumer takes, and whether this statement sees the newest commit."""
-    c = tables.horizon.c
-    its = select(c.keys_from).where(c.consumer == _row(tables)["consumer"])
-    return select(_HAS_OWN_SNAPSHOT.label("is_newest"), its.scalar_subquery())
+def key_range(tables: Tables) -> Select[bool, str, str]:
+    """Whether this statement sees the newest commit, and which keys the consumer takes: from the
+    first one on, and below the second."""
+    first, until = (_of_horizon(tables, name) for name in ("keys_from", "keys_until"))
+    return select(_HAS_OWN_SNAPSHOT.label("is_newest"), first, until)
 
 
 @cache
