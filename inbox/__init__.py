@@ -26,6 +26,7 @@ from inbox._operating.bulk import discard_all, release_all, retry_all
 from inbox._operating.check import check
 from inbox._operating.dismissing import dismiss, dismiss_all
 from inbox._operating.overview import ConsumerOverview, InboxOverview, PurgeOverview, overview
+from inbox._operating.partitions import Partition, partitions
 from inbox._operating.purge_service import Purged, PurgeService, purge
 from inbox._operating.refused import RefusedMessage, refused
 from inbox._operating.repair import discard, list_messages, release, resolve_step, retry, show_message
@@ -91,6 +92,7 @@ __all__ = [
     "OldestSnapshot",
     "OperatorDecision",
     "Outcome",
+    "Partition",
     "Policy",
     "PurgeOverview",
     "PurgeService",
@@ -123,6 +125,7 @@ __all__ = [
     "message_id",
     "message_key",
     "overview",
+    "partitions",
     "purge",
     "refused",
     "release",

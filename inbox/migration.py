@@ -25,6 +25,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 from inbox_outbox_base.checks.url import database_url
+from inbox_outbox_base.databases.partitioning import PARTITION_NAME
 from inbox_outbox_base.databases.registry import migrating
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import InvalidOption, TransientError
@@ -45,6 +46,7 @@ __all__ = [
     "downgrade",
     "forget_base",
     "include_name",
+    "is_partition",
     "lost_rows",
     "migrate",
     "options",
@@ -152,9 +154,16 @@ def lost_rows(
 
 def include_name(name: str | None, kind: str, parents: Mapping[str, Any]) -> bool:
     """For `context.configure(include_name=...)` in an application's `env.py`: whether Alembic's autogenerate
-    looks at this part of the database. It skips our tables in every schema. If the application excludes more,
-    its own function should also call this one."""
-    return (name if kind == "table" else parents.get("table_name")) not in _OURS
+    looks at this part of the database. It skips our tables and their partitions in every schema. If the
+    application excludes more, its own function should also call this one."""
+    table = name if kind == "table" else parents.get("table_name")
+    return table not in _OURS and not is_partition(table)
+
+
+def is_partition(table: str | None) -> bool:
+    """Whether a table has the name of one that `inbox.partitions` makes. An application whose own Alembic
+    history has our tables leaves these alone, in `include_name` of its `env.py`."""
+    return table is not None and PARTITION_NAME.fullmatch(table) is not None
 
 
 def upgrade(

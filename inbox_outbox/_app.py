@@ -21,6 +21,7 @@ from ._operating import (
     deciding,
     health,
     outbox_decisions,
+    partitioning,
     redriving,
     refusals,
     serving,
@@ -49,6 +50,7 @@ app.command("doctor")(doctor.doctor)
 app.command("health")(health.health)
 app.command("metrics")(metrics)
 app.command("top")(top.top)
+app.command("partitions")(partitioning.partitions)
 app.command("redrive")(redriving.redrive)
 app.command("web")(serving.web)
 app.command("password")(serving.password)

@@ -7,7 +7,7 @@ USAGE = 2
 NOT_FOUND = 3
 """`inbox show`, `outbox trace`, `retry`, `drop` and others: there is no such message."""
 UNFINISHED = 4
-"""`inbox purge`, `outbox drain`: work is left."""
+"""`inbox purge`, `partitions`, `outbox drain`: work is left."""
 WRONG_STATUS = 5
 """`retry`, `outbox drop` and others: the message's status does not allow this."""
 MISSING = 6
@@ -35,7 +35,8 @@ INTERRUPTED = 130
 
 EXPLAINED = (
     "Exit codes: 0 done; 1 the database could not be reached, or refused; 2 wrong usage; "
-    "3 no such message (show, trace, retry, drop and so on); 4 work is left (inbox purge, outbox drain); "
+    "3 no such message (show, trace, retry, drop and so on); "
+    "4 work is left (inbox purge, partitions, outbox drain); "
     "5 the message's status does not allow this (retry, drop and so on); 6 messages are missing (audit); "
     "7 a message has waited for too long (outbox status --max-age, health); "
     "8 nothing is known to be missing, but not all messages have a record (audit); "

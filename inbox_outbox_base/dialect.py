@@ -230,6 +230,9 @@ class Migrating(ABC):
     has_schemas = False
     """Whether the tables can be in a schema inside the database."""
 
+    has_partitions = False
+    """Whether a consumer whose keys name their time can have a partition for each day."""
+
     commits_ddl = False
     """Whether DDL commits itself and what came before it."""
 

@@ -53,6 +53,12 @@ def gone(connection: Connection, table: Table, consumer: str) -> str:
     return "" if found is None else str(found.keys_gone)
 
 
+def end_of_partitions(connection: Connection, table: Table, consumer: str) -> str | None:
+    """The key at which the consumer's partitions end; None if it has none."""
+    found = _row(connection, table, consumer)
+    return None if found is None else found.keys_until
+
+
 def try_rights(connection: Connection, table: Table) -> None:
     """Run what writes, on no row.
 
@@ -68,7 +74,7 @@ def _row(connection: Connection, table: Table, consumer: str) -> Any:
 
 @cache
 def _find(table: Table) -> Select[Any]:
-    return select(table.c.keys_gone).where(table.c.consumer == bindparam("consumer_"))
+    return select(table.c.keys_gone, table.c.keys_until).where(table.c.consumer == bindparam("consumer_"))
 
 
 @cache

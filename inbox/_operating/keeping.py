@@ -97,6 +97,10 @@ class Keeping:
         kept = max((policy.kept, self._retention or policy.kept), key=lambda each: each.duration)
         return form.since(kept.horizon(self._now))
 
+    def time_left(self, form: KeyForm, key: str) -> timedelta:
+        """How long it is until keys of this form reach this one; negative if they are past it."""
+        return form.time(key) - self._now
+
     def dead_since(self, consumer: str) -> datetime:
         """The same for its dead and halted messages."""
         policy = self._policies.get(consumer)

@@ -15,7 +15,7 @@ from inbox._status_mode.stores import Status
 from inbox_outbox_base.calls.retry import retry
 from inbox_outbox_base.checks.key_times import KeyForm
 from inbox_outbox_base.checks.missing import raise_clearer
-from inbox_outbox_base.checks.retention import SKEW
+from inbox_outbox_base.checks.retention import DAYS_AHEAD, SKEW
 from inbox_outbox_base.databases import taking_statements
 from inbox_outbox_base.databases.registry import taking
 from inbox_outbox_base.databases.taking import Taking, at_level
@@ -28,13 +28,13 @@ from inbox_outbox_base.transactions.connect import on_connection
 from inbox_outbox_base.transactions.policy import Policy, look, superseded
 from inbox_outbox_base.transactions.safety import check_sees_all
 
-from .horizon import gone, move, try_rights
+from .horizon import end_of_partitions, gone, move, try_rights
 from .keeping import Keeping
 from .purge_record import PurgeRecord
 
 T = TypeVar("T")
 _log = logging.getLogger("inbox.purge")
-_TRIES = 8
+TRIES = 8
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LOADS = 10_000
 """The most loads that are purged together: each such group costs a read of the table."""
@@ -212,11 +212,15 @@ class PurgeRun:
         """The places where an index finds old messages of one consumer or of all."""
         message, status, kept = self.tables.message, self.tables.status, self.kept
         for each in self._known_forms(message, consumer):
-            below = self._below(each)
-            time = "accepted_at" if below is None else "key"
-            yield Shelf(each, Aging(message, time), below or kept.since)
+            if (form := kept.form(each)) is None:
+                yield Shelf(each, Aging(message, "accepted_at"), kept.since)
+                continue
+            below = self.horizon(each, form)  # raised for `partitions`, too
+            if not self.has_partitions(each, form):
+                yield Shelf(each, Aging(message, "key"), below)
         for each in self._known_forms(status, consumer):
-            below = self._below(each)
+            form = kept.form(each)
+            below = None if form is None else self.horizon(each, form)
             time = "updated_at" if below is None else "key"
             for settled in (Status.CONSUMED, Status.FAILED):
                 yield Shelf(each, Aging(status, time, settled), below or kept.since)
@@ -244,10 +248,21 @@ class PurgeRun:
                 each,
             )
 
-    def _below(self, consumer: str) -> Callable[[str], str] | None:
-        """The horizon of a consumer whose keys name their time."""
-        form = self.kept.form(consumer)
-        return None if form is None else self.horizon(consumer, form)
+
+    def has_partitions(self, consumer: str, form: KeyForm) -> bool:
+        """Whether `partitions` drops this consumer's keys. Warn if soon there will be none for new keys."""
+        end = self.transact(
+            self.tables.horizon, partial(end_of_partitions, table=self.tables.horizon, consumer=consumer)
+        )
+        if end is not None and (left := self.kept.time_left(form, end)) < DAYS_AHEAD:
+            hours = left.total_seconds() / 3_600
+            _log.warning(
+                "consumer %r: it has partitions for %.0f h more, then its messages wait: run "
+                "`inbox-outbox partitions` once a day",
+                consumer,
+                max(0.0, hours),
+            )
+        return end is not None
 
     def horizon(self, consumer: str, form: KeyForm) -> Callable[[str], str]:
         """Raise the horizon of a consumer whose keys name their time. Return the key below which its rows
@@ -383,7 +398,7 @@ class PurgeRun:
 
         return retry(
             lambda: on_connection(self.engine, transaction),
-            _TRIES,
+            TRIES,
             lambda error, _: (
                 isinstance(error, DBAPIError) and (codes.is_passing(error) or codes.is_overdue(error))
             ),

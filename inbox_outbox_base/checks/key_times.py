@@ -33,6 +33,8 @@ class KeyForm:
     since: Callable[[datetime], str]
     """The text at or after which the keys of a time, and of all later ones, sort. Those of all earlier times
     sort before it."""
+    time: Callable[[str], datetime]
+    """The time of such a text, as far as the key tells it."""
 
     def check(self, key: str) -> str:
         """The key itself.
@@ -70,6 +72,25 @@ def _since_uuid7(when: datetime) -> str:
     return f"{digits[:8]}-{digits[8:]}"
 
 
+def _from_milliseconds(milliseconds: int) -> datetime:
+    return _EPOCH + milliseconds * _MILLISECOND
+
+
+def _time_of_uuid7(text: str) -> datetime:
+    return _from_milliseconds(int(text[:13].replace("-", ""), 16))
+
+
+def _time_of_ulid(text: str) -> datetime:
+    number = 0
+    for digit in text[:10]:
+        number = number << 5 | _CROCKFORD.index(digit)
+    return _from_milliseconds(number)
+
+
+def _time_of_timed(text: str) -> datetime:
+    return datetime.fromisoformat(text[: _TIME_OF_TIMED - 1]).replace(tzinfo=UTC)
+
+
 def _since_ulid(when: datetime) -> str:
     number = _milliseconds(when)
     return "".join(_CROCKFORD[number >> bits & 31] for bits in range(45, -1, -5))
@@ -100,13 +121,15 @@ FORMS: dict[KeyTime, KeyForm] = {
             "a UUID of version 7, in lower case and with hyphens",
             re.compile("[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}").fullmatch,
             _since_uuid7,
+            _time_of_uuid7,
         ),
         KeyForm(
             "ulid",
             f"a ULID: 26 characters of {_CROCKFORD}, the first at most 7",
             re.compile(f"[0-7][{_CROCKFORD}]{{25}}").fullmatch,
             _since_ulid,
+            _time_of_ulid,
         ),
-        KeyForm("timed", "a key that inbox.timed_key has made", _is_timed, _in_utc),
+        KeyForm("timed", "a key that inbox.timed_key has made", _is_timed, _in_utc, _time_of_timed),
     )
 }

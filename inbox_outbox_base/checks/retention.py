@@ -14,6 +14,10 @@ SKEW = timedelta(days=1)
 """The largest error assumed of a worker's clock."""
 
 
+DAYS_AHEAD = timedelta(days=2)
+"""The least time for which there must be partitions: keys come up to a day ahead, and a day may be missed."""
+
+
 @dataclass(frozen=True, slots=True, init=False)
 class Retention:
     """A key is kept for `broker` + `producer` + `network`, by default 7 days.

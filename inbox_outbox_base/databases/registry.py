@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # at run time imported on first use
     from .loading import Loading
     from .looking import Looking
     from .notifying import Notifying
+    from .partitioning import Partitioning
     from .relaying import Relaying
     from .taking import Taking
 
@@ -108,6 +109,15 @@ def migrating(dialect: str) -> "Migrating":
         UnsupportedDatabase: a dialect that is not proven.
     """
     return _class("migrating", dialect)()  # type: ignore[no-any-return]
+
+
+def partitioning(dialect: str) -> "Partitioning | None":
+    """How to give a consumer a partition for each day; None on a database where it cannot have them.
+
+    Raises:
+        UnsupportedDatabase: a dialect that is not proven.
+    """
+    return _class("partitioning", dialect)() if migrating(dialect).has_partitions else None
 
 
 def _class(contract: str, dialect: str) -> Any:

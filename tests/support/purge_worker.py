@@ -1,11 +1,12 @@
-"""A process that is killed in the middle of a purge."""
+"""A process that is killed in the middle of a purge, or while it makes and drops partitions."""
 
 import os
 import signal
+from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
-from sqlalchemy import create_engine, event
+from sqlalchemy import Engine, create_engine, event
 
 import inbox
 
@@ -14,6 +15,20 @@ def purge_and_die(pipe: Any, url: Any, point: int) -> None:
     """Purge, and die with kill -9 at this statement or COMMIT of those about keys; if there are fewer, send
     their number."""
     engine = create_engine(url)
+    points = _die_at(engine, point)
+    inbox.purge(engine, batch=3)
+    pipe.send(next(points) - 1)
+
+
+def partition_and_die(pipe: Any, url: Any, point: int) -> None:
+    """The same with the consumer's partitions."""
+    engine = create_engine(url)
+    points = _die_at(engine, point)
+    inbox.partitions(engine, "billing")
+    pipe.send(next(points) - 1)
+
+
+def _die_at(engine: Engine, point: int) -> Iterator[int]:
     points = count(1)
     last: list[bool] = [False]
 
@@ -32,5 +47,4 @@ def purge_and_die(pipe: Any, url: Any, point: int) -> None:
 
     event.listen(engine, "before_cursor_execute", execute)
     event.listen(engine, "commit", commit)
-    inbox.purge(engine, batch=3)
-    pipe.send(next(points) - 1)
+    return points

@@ -203,6 +203,7 @@ class PostgreSQLMigrating(Migrating):
     so it gives up soon."""
 
     has_schemas = True
+    has_partitions = True
     starts_over = True
     snapshots = frozenset({"REPEATABLE READ", "SERIALIZABLE"})
 

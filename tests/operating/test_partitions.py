@@ -1,0 +1,408 @@
+"""A partition for each day of a consumer whose keys name their time: PostgreSQL."""
+
+import signal
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import Engine, insert, inspect, select, update
+from sqlalchemy.exc import DBAPIError
+
+import inbox
+from inbox import Inbox, Partition, Verdict, is_transient, partitions, purge, timed_key
+from inbox._operating import partitions as partitions_module
+from inbox.errors import InvalidOption, TransientError, UnsafeDatabase, UnsupportedDatabase
+from inbox.migration import is_partition, migrate
+from inbox.schema import metadata, tables
+from inbox_outbox_base.checks.key_times import FORMS
+from inbox_outbox_base.databases.registry import partitioning
+from tests.support.cli import as_json, error, in_this_process, inbox_outbox, succeeded
+from tests.support.database import Database
+from tests.support.inspection import snapshot
+from tests.support.on_servers import on
+from tests.support.processes import workers
+from tests.support.purge_worker import partition_and_die
+from tests.support.roles import Right, is_denied, rights, role
+
+DAY = timedelta(days=1)
+CONSUMER, HORIZON, MESSAGE = tables().consumer, tables().horizon, tables().message
+NEW, DUPLICATE, TOO_OLD = Verdict.NEW, Verdict.DUPLICATE, Verdict.TOO_OLD
+BILLING = Inbox("billing", key_time="timed")
+
+
+def today() -> datetime:
+    """When this day began, in UTC."""
+    return datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+
+
+def ago(**passed: float) -> str:
+    """A key of a time that has passed."""
+    return timed_key(datetime.now(UTC) - timedelta(**passed), "order")
+
+
+def accept(engine: Engine, *keys: str) -> list[Verdict]:
+    """Take them, each in a transaction of its own."""
+    verdicts = []
+    for key in keys:
+        with engine.begin() as connection:
+            verdicts.append(BILLING.accept(connection, key))
+    return verdicts
+
+
+def keys(engine: Engine) -> list[str]:
+    """The keys that are stored."""
+    with engine.connect() as connection:
+        return list(connection.scalars(select(MESSAGE.c.key).order_by(MESSAGE.c.key)))
+
+
+def settle(engine: Engine) -> None:
+    """A horizon has been stored for a while, and the policies, too."""
+    with engine.begin() as connection:
+        for table, column in ((HORIZON, "stored_at"), (CONSUMER, "declared_at")):
+            connection.execute(update(table).values({column: datetime.now(UTC) - timedelta(minutes=5)}))
+
+
+def begun(engine: Engine, ago: int = 11, until: int = 3) -> None:
+    """The consumer has had partitions for so many days, and has some to come."""
+    by, since = partitioning("postgresql"), FORMS["timed"].since
+    assert by is not None
+    ends = {f"{number:02d}": since(today() + (number - ago) * DAY) for number in range(ago + until)}
+    inbox.set_policy(engine, "billing", mode="exactly-once", key_time="timed")
+    with engine.begin() as connection:
+        by.begin(connection, MESSAGE, "billing", ends)
+        row = {"consumer": "billing", "keys_from": "", "keys_gone": ""}
+        connection.execute(insert(HORIZON), row | {"keys_until": max(ends.values())})
+    settle(engine)
+
+
+def forgotten() -> list[datetime]:
+    """The ends of the partitions that `begun` makes whose keys are older than their retention."""
+    limit = datetime.now(UTC) - timedelta(days=7, minutes=1)
+    return [end for number in range(11, 0, -1) if (end := today() - number * DAY) <= limit]
+
+
+def states(found: list[Partition]) -> Counter[str]:
+    """How many there are in each state."""
+    return Counter(each.state for each in found)
+
+
+@on("postgresql")
+def test_first_partitions(migrated: Database) -> None:
+    """A consumer gets them with its first messages: these are moved, and stay duplicates; other consumers'
+    stay where they are. The table is the same to everybody. The next call finds nothing to do."""
+    engine, other = migrated.engine(), Inbox("other")
+    old, young = ago(days=9), ago(minutes=1)
+    assert accept(engine, old, young) == [NEW, NEW]
+    with engine.begin() as connection:
+        assert other.accept(connection, "order-1") is NEW
+    before = snapshot(engine)
+    planned = partitions(engine, "billing", dry_run=True)
+    assert partitions(engine, dry_run=True) == partitions(engine) == []
+    made = partitions(engine, "billing")
+    assert states(made) == states(planned) == Counter(made=len(made))
+    assert [(each.begin, each.end) for each in made] == [(each.begin, each.end) for each in planned]
+    ends = [each.end for each in made]
+    assert ends == [today() + number * DAY for number in range(len(ends))]
+    assert ends[-1] - DAY < datetime.now(UTC) + 7 * DAY <= ends[-1]
+    assert (made[0].begin, made[1].begin) == (None, today())
+    assert accept(engine, old, young) == [DUPLICATE, DUPLICATE]
+    with engine.begin() as connection:
+        assert other.accept(connection, "order-1") is DUPLICATE
+        until = connection.scalar(select(HORIZON.c.keys_until))
+        assert until == FORMS["timed"].since(ends[-1])
+        assert connection.exec_driver_sql("SELECT count(*) FROM inbox_message_default").scalar() == 1
+    after = snapshot(engine)
+    assert {name: after[name] for name in before} == before
+    with engine.connect() as connection:
+        leave = {"include_name": lambda name, kind, _: kind != "table" or not is_partition(name)}
+        assert compare_metadata(MigrationContext.configure(connection, opts=leave), metadata) == []
+    assert inbox.check(engine).is_safe
+    assert states(partitions(engine)) == Counter(attached=len(made))
+    assert states(partitions(engine, ahead=9 * DAY)) == Counter(attached=len(made), made=2)
+    another = Inbox("it's: {100%}", key_time="uuid7")
+    with engine.begin() as connection:
+        key = f"{FORMS['uuid7'].since(datetime.now(UTC) - DAY)}-7000-8000-000000000000"
+        assert another.accept(connection, key) is NEW
+    assert states(partitions(engine, another.consumer)) == Counter(made=len(made))
+    with engine.begin() as connection:
+        assert another.accept(connection, key) is DUPLICATE
+    assert len(partitions(engine)) == 2 * len(made) + 2
+    with pytest.raises(InvalidOption, match="4 rows of inbox_message"):
+        migrate(engine, "base", keep_rows=True)
+    migrate(engine, "base")
+    assert inspect(engine).get_table_names() == []
+
+
+@on("postgresql")
+def test_days_are_dropped(migrated: Database) -> None:
+    """The first call closes, the next drops: what is older than the retention is too old, and never new
+    again. Purges leave the consumer alone, but close, too. `--dry-run` says what a call would do."""
+    engine = migrated.engine()
+    begun(engine)
+    old, late, young = ago(days=9), ago(days=9.5), ago(days=1)
+    assert accept(engine, old, young) == [NEW, NEW]
+    there = partitions(engine)
+    assert states(there)["dropped"] == 0
+    assert accept(engine, old, late) == [DUPLICATE, TOO_OLD]
+    settle(engine)
+    assert purge(engine).rows == 0
+    planned = partitions(engine, dry_run=True)
+    found = partitions(engine)
+    assert states(planned) == states(found)
+    dropped = [each for each in found if each.state == "dropped"]
+    assert [each.end for each in dropped] == forgotten()
+    assert keys(engine) == [young]
+    assert accept(engine, old, late, young) == [TOO_OLD, TOO_OLD, DUPLICATE]
+    names = set(inspect(engine).get_table_names())
+    assert {each.name for each in found} - names == {each.name for each in dropped}
+    assert states(partitions(engine)) == Counter(attached=len(found) - len(dropped))
+    inbox.set_policy(engine, "billing", retention=30 * DAY)
+    for _ in range(2):
+        settle(engine)
+        assert states(partitions(engine))["dropped"] == 0
+
+
+@on("postgresql")
+@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ"])
+def test_an_open_handler(migrated: Database, monkeypatch: pytest.MonkeyPatch, level: str) -> None:
+    """Nobody waits while a day is dropped beside an open transaction: keys of the day are too old, others are
+    taken. A snapshot that a transaction holds for too long leaves the rest to the next call."""
+    engine = migrated.engine()
+    begun(engine)
+    old = ago(days=9)
+    assert accept(engine, old) == [NEW]
+    there, dropped = len(partitions(engine)), len(forgotten())
+    settle(engine)
+    monkeypatch.setattr(partitions_module, "_PATIENCE", 0.2)
+    is_held = level == "REPEATABLE READ"
+    with engine.execution_options(isolation_level=level).connect() as handler, handler.begin():
+        assert BILLING.accept(handler, ago(days=1.5)) is NEW
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(partitions, engine)
+            slowest = 0.0
+            while not running.done():
+                began = time.monotonic()
+                fresh, late = accept(engine, ago(seconds=1), old)
+                assert (fresh in (NEW, DUPLICATE), late in (DUPLICATE, TOO_OLD)) == (True, True)
+                slowest = max(slowest, time.monotonic() - began)
+        found = states(running.result())
+        assert (found["pending"], found["dropped"]) == ((1, 0) if is_held else (0, dropped))
+        if is_held:
+            done = in_this_process("partitions", "--json", url=str(migrated.url))
+            assert done.returncode == 4
+            assert "an older transaction is still open (session " in done.stderr
+        else:
+            assert BILLING.accept(handler, ago(days=1.4)) is NEW
+    assert slowest < 2
+    left = states(partitions(engine))
+    assert (left["attached"], left["dropped"]) == (there - dropped, dropped if is_held else 0)
+    assert accept(engine, old) == [TOO_OLD]
+
+
+@on("postgresql")
+def test_deliveries_beside_partitions(migrated: Database) -> None:
+    """While a consumer gets its first partitions, and while days are closed and dropped, every key is
+    delivered again and again at two isolation levels: none is new twice, and nothing but what may be tried
+    again goes wrong."""
+    engine = migrated.engine()
+    old, young = ([timed_key(today() - passed, each) for each in range(8)] for passed in (9 * DAY, DAY))
+    new: Counter[str] = Counter()
+    stop, lock = threading.Event(), threading.Lock()
+    accept(engine, ago(days=2))
+    settle(engine)
+
+    def deliver(level: str, many: bool) -> None:
+        at_level = engine.execution_options(isolation_level=level)
+        while not stop.is_set():
+            for key in (*old, *young):
+                try:
+                    with at_level.begin() as connection:
+                        one, all_of = BILLING.accept, BILLING.accept_many
+                        verdict = all_of(connection, [key])[0] if many else one(connection, key)
+                except (DBAPIError, TransientError) as error:
+                    if not is_transient(error):
+                        raise
+                else:
+                    with lock:
+                        new[key] += verdict is NEW
+
+    ways = [("READ COMMITTED", False), ("READ COMMITTED", True), ("REPEATABLE READ", False)]
+    with ThreadPoolExecutor(len(ways)) as pool:
+        running = [pool.submit(deliver, *way) for way in ways]
+        try:
+            time.sleep(0.1)
+            begun(engine)
+            for _ in range(3):
+                time.sleep(0.1)
+                assert states(partitions(engine))["pending"] == 0
+                settle(engine)
+        finally:
+            stop.set()
+        for each in running:
+            each.result()
+    assert {key: new[key] for key in (*old, *young) if new[key] != 1} == {}
+    assert set(accept(engine, *old)) == {TOO_OLD}
+    assert set(accept(engine, *young)) == {DUPLICATE}
+
+
+@on("postgresql")
+def test_two_calls_at_once(migrated: Database) -> None:
+    """One after the other: both succeed, and the second one finds the work of the first."""
+    engine = migrated.engine()
+    accept(engine, ago(days=1))
+    with ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(partitions, migrated.engine(), "billing") for _ in range(2)]
+        found = [each.result() for each in both]
+    assert sorted(next(iter(states(each))) for each in found) == ["attached", "made"]
+
+
+@on("postgresql")
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_killed_calls(migrated: Database, has_begun: bool) -> None:
+    """Killed with kill -9 at its statements, also while a consumer gets its first partitions: no key is taken
+    twice, none is refused too early, and the next call finishes."""
+    engine = migrated.engine()
+    if has_begun:
+        begun(engine)
+    old, young = ago(days=9), ago(days=1)
+    assert accept(engine, old, young) == [NEW, NEW]
+    if has_begun:
+        partitions(engine)
+        settle(engine)
+    there = 20 - len(forgotten()) if has_begun else 9
+    point, reached = 0, None
+    while reached is None:
+        point += 2 if has_begun else 6
+        with workers((partition_and_die, migrated.url, point)) as (killed,):
+            code = killed.exit_code()
+            reached = killed.hear() if code == 0 else None
+        assert code in (0, -signal.SIGKILL)
+        again = accept(engine, old, young, ago(seconds=1))
+        assert again[0] in (DUPLICATE, TOO_OLD)[: 2 if has_begun else 1]
+        assert again[1:] == [DUPLICATE, NEW]
+    assert states(partitions(engine)) == Counter(attached=there)
+    assert accept(engine, old, young) == [TOO_OLD if has_begun else DUPLICATE, DUPLICATE]
+
+
+@on("postgresql")
+def test_refused_by_name(migrated: Database) -> None:
+    """What cannot be done, or would forget a key or a right, is refused before anything is changed."""
+    engine = migrated.engine()
+    accept(engine, ago(days=1))
+    with engine.begin() as connection:
+        Inbox("other").accept(connection, "order-1")
+    wrong: dict[str, Any] = {
+        r"ahead='7d': expected a timedelta of 2d to 366d": {"ahead": "7d"},
+        r"ahead=datetime.timedelta\(days=1\): expected": {"ahead": DAY},
+        r"consumer='other': its keys do not name their time": {"consumer": "other"},
+        r"consumer='nobody': its keys do not name their time": {"consumer": "nobody"},
+    }
+    for said, given in wrong.items():
+        with pytest.raises(InvalidOption, match=said):
+            partitions(engine, **given)
+    with role(migrated) as app:
+        for each in ("SELECT", "INSERT", "UPDATE", "DELETE"):
+            for table in metadata.tables:
+                app.grant(Right(each, table))
+        theirs = app.database
+        with pytest.raises(InvalidOption, match=r"only the owner of inbox_message, \w+, .* and this is app_"):
+            partitions(theirs.engine(), "billing")
+        theirs.dispose()
+    things = {
+        "VIEW recent AS SELECT key FROM inbox_message": "would lose view recent",
+        "PUBLICATION away FOR TABLE inbox_message": "would lose publication away",
+        "TRIGGER twice AFTER INSERT ON inbox_message EXECUTE FUNCTION suppress_redundant_updates_trigger()": (
+            "would lose trigger twice"
+        ),
+    }
+    for thing, said in things.items():
+        with engine.begin() as connection:
+            connection.exec_driver_sql(f"CREATE {thing}")
+        with pytest.raises(UnsafeDatabase, match=said):
+            partitions(engine, "billing")
+        kind, name, *_ = thing.split()
+        with engine.begin() as connection:
+            connection.exec_driver_sql(
+                f"DROP {kind} {name}{' ON inbox_message' if kind == 'TRIGGER' else ''}"
+            )
+    many = "SELECT 'billing', '2026-01-01T00:00:00.000000Z[' || n || ']', '' FROM generate_series(1, 10001) n"
+    with engine.begin() as connection:
+        connection.exec_driver_sql(f"INSERT INTO inbox_message (consumer, key, claim) {many}")
+    with pytest.raises(UnsafeDatabase, match="more than 10,000 rows in inbox_message"):
+        partitions(engine, "billing")
+    assert "inbox_message_default" not in inspect(engine).get_table_names()
+
+
+@on("postgresql")
+def test_detached_by_hand(migrated: Database) -> None:
+    """A day that somebody has taken out before its keys were forgotten is neither dropped nor made again."""
+    engine = migrated.engine()
+    begun(engine)
+    (day,) = [each for each in partitions(engine) if each.begin == today() - DAY]
+    parent = day.name.rpartition("_")[0]
+    with engine.begin() as connection:
+        connection.exec_driver_sql(f"ALTER TABLE {parent} DETACH PARTITION {day.name}")
+    for dry_run in (True, False):
+        with pytest.raises(UnsafeDatabase, match=f"table {day.name}: somebody has detached it"):
+            partitions(engine, dry_run=dry_run)
+
+
+@pytest.mark.mysql
+@on("mariadb", "mysql", "sqlite")
+def test_other_databases(migrated: Database) -> None:
+    """They are refused by name."""
+    with pytest.raises(
+        UnsupportedDatabase, match=f"dialect='{migrated.engine().dialect.name}': only PostgreSQL"
+    ):
+        partitions(migrated.engine())
+
+
+@on("postgresql")
+def test_rights_come_along(migrated: Database) -> None:
+    """Rights to the table, and to its columns, are those of the table with partitions; others have none."""
+    engine = migrated.engine()
+    accept(engine, ago(days=1))
+    with role(migrated) as app, role(migrated) as other:
+        for right in rights("postgresql", "take by time"):
+            app.grant(right)
+        app.grant(Right("UPDATE (result)", "inbox_message"))
+        partitions(engine, "billing")
+        first, second = app.database, other.database
+        assert accept(first.engine(), ago(days=1), ago(hours=1)) == [NEW, NEW]
+        for there, statement in ((first, "TRUNCATE inbox_message"), (second, "SELECT FROM inbox_message")):
+            with there.engine().begin() as connection, pytest.raises(DBAPIError) as refused:
+                connection.exec_driver_sql(statement)
+            assert is_denied(refused.value)
+            there.dispose()
+
+
+@on("postgresql")
+def test_the_command(migrated: Database) -> None:
+    """`inbox-outbox partitions` begins with a consumer that is named, goes on with all that have begun, and
+    lists or plans without changing anything."""
+    engine = migrated.engine()
+
+    def run(*arguments: str) -> str:
+        return succeeded(inbox_outbox("partitions", *arguments, url=migrated.url))
+
+    assert "no partitions; `inbox-outbox partitions CONSUMER` begins with a consumer" in run()
+    accept(engine, ago(days=1))
+    assert "to make" in run("billing", "--dry-run")
+    assert "no partitions; `inbox-outbox partitions CONSUMER`" in run("billing", "--list")
+    made = as_json(inbox_outbox("partitions", "billing", "--ahead", "2d", "--json", url=migrated.url))
+    assert {each["state"] for each in made} == {"made"}
+    listed = run("--list")
+    assert [each["name"] in listed for each in made] == len(made) * [True]
+    assert "nothing to make or to drop" in run("--dry-run", "--ahead", "2d")
+    assert "to make" in run("--dry-run")
+    done = inbox_outbox("partitions", "--ahead", "1d", url=migrated.url)
+    assert (
+        error(done)
+        == "--ahead='1d': expected a timedelta of 2d to 366d: a producer's clock may be a day ahead"
+    )
