@@ -23,7 +23,7 @@ NO_RELAY = 10
 STOPPED = 11
 """`health`: messages are dead, held, halted, given up or refused as mismatches, or rows were set aside."""
 OVERDUE = 12
-"""`health`: keys are past their retention, and no purge deletes them."""
+"""`health`: keys are past their retention, and no purge deletes them; or partitions end soon."""
 UNSEEN = 13
 """`health`: one half could not be seen; the other one is healthy."""
 NOT_TAKEN = 14
@@ -41,6 +41,6 @@ EXPLAINED = (
     "7 a message has waited for too long (outbox status --max-age, health); "
     "8 nothing is known to be missing, but not all messages have a record (audit); "
     "9 the database is unsafe (check); 10 no relay is running, 11 messages are dead, held or halted, "
-    "12 no purge deletes old keys, 13 one half could not be seen, 14 the broker takes nothing of a topic "
-    "(health); 15 the installation is wrong (doctor); 130 interrupted."
+    "12 no purge deletes old keys, or partitions end soon, 13 one half could not be seen, "
+    "14 the broker takes nothing of a topic (health); 15 the installation is wrong (doctor); 130 interrupted."
 )

@@ -8,21 +8,27 @@ from functools import partial
 from uuid import uuid4
 
 from sqlalchemy import Connection, Engine, Table, insert, select
+from sqlalchemy.exc import DBAPIError
 
 from inbox._status_mode.stores import SqlStore
 from inbox._status_mode.stores.records import Request
 from inbox_outbox_base.checks import options
 from inbox_outbox_base.checks.keys import digest
 from inbox_outbox_base.checks.missing import missing_table
+from inbox_outbox_base.checks.retention import DAYS_AHEAD
 from inbox_outbox_base.databases import claiming_statements, taking_statements
 from inbox_outbox_base.databases.registry import checking, taking
 from inbox_outbox_base.databases.taking import Attempt, KeyBatch, Stored, Taking, at_level
 from inbox_outbox_base.databases.taking_statements import Aging
+from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import TablesMissing
 from inbox_outbox_base.tables.inbox import Tables, tables
+from inbox_outbox_base.transactions.policy import look
 from inbox_outbox_base.transactions.trying import NotTried, Trials, refused_of, usable
 from inbox_outbox_base.words.findings import CheckReport, Finding
 from inbox_outbox_base.words.incoming import Verdict
+
+from .partition_days import days_of
 
 _BEFORE_ALL = datetime(1971, 1, 1, tzinfo=UTC)
 """Older than any row of yours: a purge of the check's rows reads no others."""
@@ -80,6 +86,8 @@ class _InboxProbes:
         looked += self.trials.look_if_visible(t.refused)
         looked += self.trials.revision(t.version)
         findings = [*looked, *self.trials.settings(), *self._hidden(there)]
+        if {t.message, t.consumer} <= {*there}:
+            findings += self._ending()
         by_table: dict[Table, dict[str, Callable[[], str | None]]] = {
             t.message: {
                 "a key comes twice": self._repeated,
@@ -101,6 +109,27 @@ class _InboxProbes:
             hidden = checking(connection.dialect.name).hides_rows(connection, there)
         why = "row-level policies hide rows from this role, so a purge and `inbox status` refuse it"
         return [Finding(f"table {name}", "said", why) for name in hidden]
+
+    def _ending(self) -> list[Finding]:
+        """The consumers whose partitions end soon, if this role may look."""
+        try:
+            with self.trials.rolled_back() as connection:
+                found = days_of(connection, self.tables.message, look(connection, self.tables))
+                soon = self.database.now(connection) + DAYS_AHEAD
+        except DBAPIError as error:
+            if not codes.is_denied(error):
+                raise
+            return []
+        return [
+            Finding(
+                f"consumer {consumer}",
+                "said",
+                f"its partitions end at {days.end:%Y-%m-%d %H:%M} UTC, and then its messages wait: run "
+                "`inbox-outbox partitions` every day",
+            )
+            for consumer, days in found.items()
+            if days.end < soon
+        ]
 
     def _attempt(self, ending: str = "") -> Attempt:
         key = f"inbox-outbox-check {uuid4().hex}{ending}"

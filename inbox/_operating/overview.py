@@ -22,6 +22,7 @@ from inbox_outbox_base.transactions.safety import check_sees_all
 from inbox_outbox_base.words.overviews import Count, DatabaseOverview
 
 from . import overview_statements
+from .partition_days import Days, days_of
 
 TAKEN_WINDOW = timedelta(hours=1)
 REFUSED_WINDOW = timedelta(days=1)
@@ -82,9 +83,12 @@ class ConsumerOverview:
     """When its oldest key was taken, or consumed; None if it has none."""
     overdue: float
     """By how many seconds its oldest key, message or load is past its retention, because no purge has deleted
-    it; 0 if none is."""
+    it; 0 if none is. Of keys in partitions, the oldest partition counts, a day after its last key was."""
     last_purge: PurgeOverview | None
     """None if no purge has been recorded."""
+    partitions_ahead: float | None
+    """For how many seconds from now on it has partitions, negative if they have ended; None if it has none.
+    Then its messages wait: `partitions` makes more."""
 
     @property
     def refused(self) -> Count:
@@ -162,8 +166,11 @@ def _overview(connection: Connection, tables: Tables) -> InboxOverview:
             _ask(connection, tables, shown, statement, more, answers)
     purges = _purges(connection, tables.purge)
     policies = look(connection, tables)
+    parts = days_of(connection, tables.message, policies) if tables.message in found else {}
     consumers = [
-        _consumer(name, policies.get(name), answers[name], most, database.now, purges.get(name))
+        _consumer(
+            name, policies.get(name), answers[name], most, database.now, purges.get(name), parts.get(name)
+        )
         for name in shown
     ]
     return InboxOverview(database, tuple(consumers), len(names) > _CONSUMERS)
@@ -243,6 +250,7 @@ def _consumer(
     most: int,
     now: datetime,
     last_purge: PurgeOverview | None,
+    days: Days | None,
 ) -> ConsumerOverview:
     kept = Retention().duration if policy is None else policy.retention
     if policy is not None and policy.key_time is not None:
@@ -252,9 +260,10 @@ def _consumer(
         dead = max(dead, kept)
     settled = ("oldest", "oldest load", *(f"oldest {each}" for each in (Status.CONSUMED, Status.FAILED)))
     given_up = tuple(f"oldest {each}" for each in (Status.DEAD, Status.HALTED))
+    oldest_settled = found.oldest(*settled) if days is None else days.first_end
     late = (
         (now - oldest - retention - MARGIN).total_seconds()
-        for oldest, retention in ((found.oldest(*settled), kept), (found.oldest(*given_up), dead))
+        for oldest, retention in ((oldest_settled, kept), (found.oldest(*given_up), dead))
         if oldest is not None
     )
     return ConsumerOverview(
@@ -272,4 +281,5 @@ def _consumer(
         oldest=found.oldest("oldest", "oldest load", f"oldest {Status.CONSUMED}"),
         overdue=max([0.0, *late]),
         last_purge=last_purge,
+        partitions_ahead=None if days is None else (days.end - now).total_seconds(),
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from platform import python_version
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,9 @@ from inbox_outbox_base.version import __version__
 
 from . import installed
 from .installed import InstallationFault
+
+if TYPE_CHECKING:
+    from inbox import ConsumerOverview
 
 _LONG = 86_400.0
 """Seconds past the retention after which a purge is overdue."""
@@ -95,10 +98,22 @@ def _tables(url: str, schema: str | None) -> Iterator[InstallationFault]:
                 continue
             refused = (each for each in report.findings if each.result == "refused")
             yield from (InstallationFault(f"{name}: {each.what}", each.why) for each in refused)
-        for each in inbox.overview(engine, schema=schema).consumers:
-            if each.overdue > _LONG:
-                yield InstallationFault(
-                    f"consumer {each.consumer}",
-                    f"keys are {each.overdue / _LONG:.0f} d past their retention, and no purge deletes them:"
-                    " run inbox-outbox inbox purge --every 1h, or relays with --purge-every",
-                )
+        yield from map(_unpurged, filter(_is_late, inbox.overview(engine, schema=schema).consumers))
+
+
+def _is_late(found: "ConsumerOverview") -> bool:
+    ahead = found.partitions_ahead
+    return found.overdue > _LONG or (ahead is not None and ahead < 2 * _LONG)
+
+
+def _unpurged(found: "ConsumerOverview") -> InstallationFault:
+    why = (
+        f"keys are {found.overdue / _LONG:.0f} d past their retention, and no purge deletes them:"
+        " run inbox-outbox inbox purge --every 1h, or relays with --purge-every"
+    )
+    if found.partitions_ahead is not None:
+        why = (
+            "its partitions end within two days, or old ones are not dropped: run inbox-outbox partitions"
+            " every day, as the owner of the tables"
+        )
+    return InstallationFault(f"consumer {found.consumer}", why)

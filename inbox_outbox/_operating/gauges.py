@@ -105,6 +105,14 @@ def _purge_ages(found: Halves | None) -> Iterator[Number]:
                 yield max(0.0, age.total_seconds()), {"consumer": each.consumer}
 
 
+def _ahead(found: Halves | None) -> Iterator[Number]:
+    """Absent for a consumer without partitions."""
+    if found is not None and found.inbox is not None:
+        for each in found.inbox.consumers:
+            if each.partitions_ahead is not None:
+                yield each.partitions_ahead, {"consumer": each.consumer}
+
+
 def _databases(found: Halves) -> list[DatabaseOverview]:
     return [each.database for each in (found.inbox, found.outbox) if each is not None]
 
@@ -207,5 +215,6 @@ GAUGES = [
         "How far the oldest key is past its retention.",
         _inbox(lambda each: [(each.overdue, {})]),
     ),
+    OverviewGauge("inbox.partitions.ahead", "s", "For how long there are partitions for new keys.", _ahead),
     OverviewGauge("inbox.purge.age", "s", "How long ago the last purge began.", _purge_ages),
 ]

@@ -37,6 +37,9 @@ def health(
     max_overdue: Annotated[
         str, typer.Option(help="How far keys may be past their retention.", metavar="TIME")
     ] = "1d",
+    min_ahead: Annotated[
+        str, typer.Option(help="For how long there must be partitions, if any.", metavar="TIME")
+    ] = "2d",
     max_rejected: Annotated[
         str, typer.Option(help="How long the broker may reject a topic.", metavar="TIME")
     ] = "5m",
@@ -51,15 +54,16 @@ def health(
     Exit code 0: no. Else that of the most urgent problem: 10 no relay is running; 14 the broker rejects a
     topic, or messages that cannot be sent keep relays from reading on; 7 a message has waited for
     too long; 11 messages are dead, held or halted, or were given up or refused as mismatches within a day,
-    or rows of bulk writers were set aside; 12 no purge deletes keys that are past their retention; 13 one
-    half could not be seen. Of several databases, 1: one does not answer; else the most urgent of all
-    problems.
+    or rows of bulk writers were set aside; 12 no purge deletes keys that are past their retention, or
+    partitions end soon; 13 one half could not be seen. Of several databases, 1: one does not answer; else
+    the most urgent of all problems.
     """
     limits = HealthLimits(
         age=length("max-age", max_age),
         no_relay=length("max-no-relay", max_no_relay),
         stopped=max_stopped,
         overdue=length("max-overdue", max_overdue),
+        ahead=length("min-ahead", min_ahead),
         rejected=length("max-rejected", max_rejected),
     )
     with engines_at(url, schema) as engines:

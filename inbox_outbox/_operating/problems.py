@@ -4,8 +4,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 
-from inbox import InboxOverview
+from inbox import ConsumerOverview, InboxOverview
 from inbox_outbox._exit import FAILED, LATE, NO_RELAY, NOT_TAKEN, OVERDUE, STOPPED, UNSEEN
+from inbox_outbox_base.checks.retention import DAYS_AHEAD
 from outbox import Count, OutboxOverview
 
 from .units import duration
@@ -25,6 +26,7 @@ URGENCY = (FAILED, NO_RELAY, NOT_TAKEN, LATE, STOPPED, OVERDUE, UNSEEN)
 
 _NOTICED = timedelta(seconds=10)
 """Within this time after the end of a lease, other relays take over."""
+_EVERY_DAY = "run `inbox-outbox partitions` every day"
 _NAMED = 3
 """The most topics or consumers in a sentence."""
 
@@ -41,6 +43,8 @@ class HealthLimits:
     """Dead, held and halted messages."""
     overdue: timedelta = timedelta(days=1)
     """Of keys that a purge should have deleted."""
+    ahead: timedelta = DAYS_AHEAD
+    """For which a consumer needs partitions, if it has some."""
     rejected: timedelta = timedelta(minutes=5)
     """Since the broker rejects a topic."""
 
@@ -189,7 +193,14 @@ def _of_stopped(
 
 
 def _of_purges(found: InboxOverview, limits: HealthLimits) -> Iterator[Problem]:
-    late = [each for each in found.consumers if each.overdue > limits.overdue.total_seconds()]
+    for each in found.consumers:
+        if each.partitions_ahead is not None:
+            yield from _of_partitions(each, each.partitions_ahead, limits)
+    late = [
+        each
+        for each in found.consumers
+        if each.partitions_ahead is None and each.overdue > limits.overdue.total_seconds()
+    ]
     if late:
         worst = duration(timedelta(seconds=max(each.overdue for each in late)))
         names = _names(each.consumer for each in late)
@@ -199,6 +210,18 @@ def _of_purges(found: InboxOverview, limits: HealthLimits) -> Iterator[Problem]:
             last += ", and of some there was none"
         only = late[0].consumer if len(late) == 1 else None
         yield Problem(OVERDUE, f"keys are up to {worst} past their retention; {last}{names}", consumer=only)
+
+
+def _of_partitions(found: ConsumerOverview, ahead: float, limits: HealthLimits) -> Iterator[Problem]:
+    its = f"of consumer {found.consumer!r}"
+    if ahead < limits.ahead.total_seconds():
+        when = f"end in {duration(timedelta(seconds=ahead))}" if ahead > 0 else "have ended"
+        said = f"the partitions {its} {when}, and then its messages wait"
+        yield Problem(OVERDUE, f"{said}: {_EVERY_DAY}", consumer=found.consumer)
+    if found.overdue > limits.overdue.total_seconds():
+        worst = duration(timedelta(seconds=found.overdue))
+        said = f"a partition {its} is {worst} past its retention"
+        yield Problem(OVERDUE, f"{said}: {_EVERY_DAY}", consumer=found.consumer)
 
 
 def _is_blind(count: Count) -> bool:

@@ -4,12 +4,13 @@ import json
 import re
 import shutil
 import subprocess
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from inbox import Event, EventKind, Inbox, SqlStore, StatusInbox, purge
+from inbox import Event, EventKind, Inbox, SqlStore, StatusInbox, partitions, purge, set_policy
 from inbox.otel import OtelEvents
 from inbox_outbox.metrics import OverviewGauges
 from inbox_outbox.prometheus import PrometheusMetrics
@@ -69,6 +70,8 @@ def exported(database: Database) -> tuple[set[str], set[str]]:
     with StatusInbox("orders", store=SqlStore(engine), on_event=events).claim("x") as claim:
         claim.step("call", lambda: 1)
     purge(engine)
+    set_policy(engine, "mail", mode="exactly-once", key_time="uuid7")
+    partitions(engine, "mail", ahead=timedelta(days=2))
     events(Event(kind=EventKind.PURGED, consumer="billing", count=1))
     text = metrics()[0].decode()
     names = set(re.findall(r"^(\w+)(?:\{| )", text, re.MULTILINE))

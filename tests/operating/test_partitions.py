@@ -1,5 +1,6 @@
 """A partition for each day of a consumer whose keys name their time: PostgreSQL."""
 
+import re
 import signal
 import threading
 import time
@@ -20,6 +21,8 @@ from inbox._operating import partitions as partitions_module
 from inbox.errors import InvalidOption, TransientError, UnsafeDatabase, UnsupportedDatabase
 from inbox.migration import is_partition, migrate
 from inbox.schema import metadata, tables
+from inbox_outbox._operating.gauges import GAUGES
+from inbox_outbox._operating.looking import Half, look
 from inbox_outbox_base.checks.key_times import FORMS
 from inbox_outbox_base.databases.registry import partitioning
 from tests.support.cli import as_json, error, in_this_process, inbox_outbox, succeeded
@@ -406,3 +409,36 @@ def test_the_command(migrated: Database) -> None:
         error(done)
         == "--ahead='1d': expected a timedelta of 2d to 366d: a producer's clock may be a day ahead"
     )
+
+
+@on("postgresql")
+def test_nobody_makes_partitions(migrated: Database, caplog: pytest.LogCaptureFixture) -> None:
+    """From two days before they end, and once the oldest is a day too old, whoever looks is told: `health`,
+    `doctor`, `check`, the overview with its gauge, and each purge."""
+    engine = migrated.engine()
+    begun(engine, until=2)
+    accept(engine, ago(minutes=1))
+    (found,) = inbox.overview(engine).consumers
+    ends = today() + DAY - datetime.now(UTC)
+    (gauge,) = [each for each in GAUGES if each.name == "inbox.partitions.ahead"]
+    ((number, labels),) = gauge.numbers(look(engine, None, Half.INBOX))
+    assert number == pytest.approx(found.partitions_ahead, abs=60)
+    assert labels == {"consumer": "billing"}
+    assert found.partitions_ahead == pytest.approx(ends.total_seconds(), abs=60)
+    overdue = datetime.now(UTC) - (today() - 11 * DAY) - 8 * DAY
+    assert found.overdue == pytest.approx(overdue.total_seconds(), abs=180)
+    done = inbox_outbox("health", "--only", "inbox", url=migrated.url)
+    assert done.returncode == 12
+    assert "the partitions of consumer 'billing' end in " in done.stdout
+    assert re.search(r"a partition of consumer 'billing' is \d d past its retention: run", done.stdout)
+    assert "run inbox-outbox partitions every day" in inbox_outbox("doctor", url=migrated.url).stdout
+    said = [each.why for each in inbox.check(engine).findings if each.what == "consumer billing"]
+    assert [each[:22] for each in said] == ["its partitions end at "]
+    purge(engine)
+    assert "consumer 'billing': it has partitions for " in caplog.text
+    for _ in range(2):
+        settle(engine)
+        partitions(engine)
+    (found,) = inbox.overview(engine).consumers
+    assert (found.overdue, (found.partitions_ahead or 0) > 7 * 86_400) == (0, True)
+    assert inbox_outbox("health", "--only", "inbox", url=migrated.url).returncode == 0

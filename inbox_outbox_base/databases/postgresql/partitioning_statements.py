@@ -12,7 +12,9 @@ SIGN = "inbox-outbox: "
 """Begins the comments on our partitions; the rest is JSON."""
 _COMMENTED = text(
     """
-    pg_class root JOIN pg_class c ON c.relnamespace = root.relnamespace
+    pg_class root JOIN pg_class c ON c.relnamespace = root.relnamespace AND c.relkind IN ('r', 'p')
+         -- By the index on names: the next character after _ is a backquote.
+         AND c.relname >= 'inbox_message_' AND c.relname < 'inbox_message`'
     JOIN pg_description d ON d.objoid = c.oid AND d.classoid = 'pg_class'::regclass AND d.objsubid = 0
          AND starts_with(d.description, 'inbox-outbox: ')
     LEFT JOIN pg_inherits i ON i.inhrelid = c.oid
