@@ -80,6 +80,11 @@ class Keeping:
         policy = self._policies.get(consumer)
         return None if policy is None else FORMS.get(policy.key_time)  # type: ignore[call-overload]
 
+    def is_of_status_mode(self, consumer: str) -> bool:
+        """Whether its messages are in the table of status-table mode."""
+        policy = self._policies.get(consumer)
+        return policy is not None and policy.mode == "status"
+
     def has_two_forms(self, consumer: str) -> bool:
         """Whether two processes have declared different forms, so that nobody knows a key's time."""
         policy = self._policies.get(consumer)

@@ -235,9 +235,14 @@ class _PartitionRun(PurgeRun):
         """The form of its keys.
 
         Raises:
-            InvalidOption: they do not name their time, or nobody knows how.
+            InvalidOption: they do not name their time, or nobody knows how; or they are in another table.
         """
         form = self.kept.form(consumer)
+        if form is not None and self.kept.is_of_status_mode(consumer):
+            why = (
+                "its messages are those of status-table mode, which have no partitions: `purge` deletes them"
+            )
+            raise InvalidOption(f"consumer={consumer!r}: {why}")
         if form is None:
             why = "inbox_consumer names two forms of its keys: rename one of the two"
             if not self.kept.has_two_forms(consumer):

@@ -215,16 +215,15 @@ class PurgeRun:
             if (form := kept.form(each)) is None:
                 yield Shelf(each, Aging(message, "accepted_at"), kept.since)
                 continue
-            below = self.horizon(each, form)  # raised for `partitions`, too
+            horizon = self.horizon(each, form)  # raised for `partitions`, too
             if not self.has_partitions(each, form):
-                yield Shelf(each, Aging(message, "key"), below)
+                yield Shelf(each, Aging(message, "key"), horizon)
         for each in self._known_forms(status, consumer):
             form = kept.form(each)
-            below = None if form is None else self.horizon(each, form)
-            time = "updated_at" if below is None else "key"
+            is_timed, below = form is not None, None if form is None else self.horizon(each, form)
             for settled in (Status.CONSUMED, Status.FAILED):
-                yield Shelf(each, Aging(status, time, settled), below or kept.since)
-            is_timed = below is not None
+                aging = Aging(status, "key" if is_timed else "updated_at", settled)
+                yield Shelf(each, aging, kept.since if below is None else below)
             begun = Aging(status, "updated_at", Status.CONSUMING, lease=True, below=is_timed)
             yield Shelf(each, begun, kept.since, below)
             for given_up in (Status.DEAD, Status.HALTED):
@@ -247,7 +246,6 @@ class PurgeRun:
                 "are, and none is deleted: rename one of the two",
                 each,
             )
-
 
     def has_partitions(self, consumer: str, form: KeyForm) -> bool:
         """Whether `partitions` drops this consumer's keys. Warn if soon there will be none for new keys."""

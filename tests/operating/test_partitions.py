@@ -16,7 +16,17 @@ from sqlalchemy import Engine, insert, inspect, select, update
 from sqlalchemy.exc import DBAPIError
 
 import inbox
-from inbox import Inbox, Partition, Verdict, is_transient, partitions, purge, timed_key
+from inbox import (
+    Inbox,
+    Partition,
+    SqlStore,
+    StatusInbox,
+    Verdict,
+    is_transient,
+    partitions,
+    purge,
+    timed_key,
+)
 from inbox._operating import partitions as partitions_module
 from inbox.errors import InvalidOption, TransientError, UnsafeDatabase, UnsupportedDatabase
 from inbox.migration import is_partition, migrate
@@ -300,10 +310,13 @@ def test_refused_by_name(migrated: Database) -> None:
     accept(engine, ago(days=1))
     with engine.begin() as connection:
         Inbox("other").accept(connection, "order-1")
+    with StatusInbox("shipping", store=SqlStore(engine), key_time="timed").claim(ago(days=1)):
+        pass
     wrong: dict[str, Any] = {
         r"ahead='7d': expected a timedelta of 2d to 366d": {"ahead": "7d"},
         r"ahead=datetime.timedelta\(days=1\): expected": {"ahead": DAY},
         r"consumer='other': its keys do not name their time": {"consumer": "other"},
+        r"consumer='shipping': its messages are those of status-table mode": {"consumer": "shipping"},
         r"consumer='nobody': its keys do not name their time": {"consumer": "nobody"},
     }
     for said, given in wrong.items():
