@@ -8,7 +8,7 @@ Runs on a private PostgreSQL with fsync on. The exit code is 1 if a benchmark fa
 import sys
 from collections.abc import Sequence
 
-from . import _accepts, _command, _indexes, _purging, _series, _transactions
+from . import _accepts, _command, _indexes, _partitions, _purging, _series, _transactions
 from ._lab import Lab
 
 BENCHMARKS: _command.Benchmarks[Lab] = {
@@ -20,6 +20,8 @@ BENCHMARKS: _command.Benchmarks[Lab] = {
     "size": _accepts.size,
     "purge": _purging.latency,
     "purge-bulk": _purging.bulk,
+    "partitions-log": _partitions.log,
+    "partitions": _partitions.latency,
     "indexes": _indexes.indexes,
     "series": _series.cpu,
     "series-read": _series.read,

@@ -65,7 +65,7 @@ def partitions(
     engine: Engine,
     consumer: str | None = None,
     *,
-    ahead: timedelta = timedelta(days=7),
+    ahead: float | timedelta = timedelta(days=7),
     dry_run: bool = False,
     schema: str | None = None,
 ) -> list[Partition]:
@@ -85,9 +85,9 @@ def partitions(
     finished by the next one; one call at a time works, and no migration beside it.
 
     Args:
-        engine: the database.
+        engine: the database; two of its connections are used at the same time.
         consumer: the only consumer; None: all that have partitions.
-        ahead: for how long from now on there must be partitions: 2 to 366 days.
+        ahead: for how long from now on there must be partitions, in seconds or as `timedelta`: 2 to 366 days.
         dry_run: only say what there is, and what a call would do now.
         schema: the PostgreSQL schema of the tables.
 
@@ -103,10 +103,11 @@ def partitions(
         TablesMissing: the tables do not exist.
         TransientError: another call or a migration was running, or a table was locked, for too long.
     """
-    if not isinstance(ahead, timedelta) or not DAYS_AHEAD <= ahead <= _MOST_AHEAD:
+    until = timedelta(seconds=options.seconds("ahead", ahead))
+    if not DAYS_AHEAD <= until <= _MOST_AHEAD:
         raise InvalidOption(
-            f"ahead={options.shown(ahead)}: expected a timedelta of {brief(DAYS_AHEAD)} to "
-            f"{brief(_MOST_AHEAD)}: a producer's clock may be a day ahead"
+            f"ahead={options.shown(ahead)}: expected {brief(DAYS_AHEAD)} to {brief(_MOST_AHEAD)}, because a "
+            "producer's clock may be a day ahead"
         )
     options.flag("dry_run", dry_run)
     if consumer is not None:
@@ -117,7 +118,7 @@ def partitions(
             f"dialect={engine.dialect.name!r}: only PostgreSQL can drop keys by partitions without "
             "stopping all consumers; `purge` deletes them here"
         )
-    run = _PartitionRun(engine, schema, by, ahead)
+    run = _PartitionRun(engine, schema, by, until)
     if dry_run:
         return [each for name in run.chosen(consumer) for each in run.plan(name)]
     run.transact(run.table, partial(by.check_owner, table=run.table))

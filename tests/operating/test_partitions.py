@@ -291,7 +291,7 @@ def test_killed_calls(migrated: Database, has_begun: bool) -> None:
     there = 20 - len(forgotten()) if has_begun else 9
     point, reached = 0, None
     while reached is None:
-        point += 2 if has_begun else 6
+        point += 4 if has_begun else 9
         with workers((partition_and_die, migrated.url, point)) as (killed,):
             code = killed.exit_code()
             reached = killed.hear() if code == 0 else None
@@ -299,6 +299,7 @@ def test_killed_calls(migrated: Database, has_begun: bool) -> None:
         again = accept(engine, old, young, ago(seconds=1))
         assert again[0] in (DUPLICATE, TOO_OLD)[: 2 if has_begun else 1]
         assert again[1:] == [DUPLICATE, NEW]
+    assert reached > 20
     assert states(partitions(engine)) == Counter(attached=there)
     assert accept(engine, old, young) == [TOO_OLD if has_begun else DUPLICATE, DUPLICATE]
 
@@ -313,8 +314,8 @@ def test_refused_by_name(migrated: Database) -> None:
     with StatusInbox("shipping", store=SqlStore(engine), key_time="timed").claim(ago(days=1)):
         pass
     wrong: dict[str, Any] = {
-        r"ahead='7d': expected a timedelta of 2d to 366d": {"ahead": "7d"},
-        r"ahead=datetime.timedelta\(days=1\): expected": {"ahead": DAY},
+        r"ahead='7d': expected seconds": {"ahead": "7d"},
+        r"ahead=datetime.timedelta\(days=1\): expected 2d to 366d": {"ahead": DAY},
         r"consumer='other': its keys do not name their time": {"consumer": "other"},
         r"consumer='shipping': its messages are those of status-table mode": {"consumer": "shipping"},
         r"consumer='nobody': its keys do not name their time": {"consumer": "nobody"},
@@ -418,10 +419,7 @@ def test_the_command(migrated: Database) -> None:
     assert "nothing to make or to drop" in run("--dry-run", "--ahead", "2d")
     assert "to make" in run("--dry-run")
     done = inbox_outbox("partitions", "--ahead", "1d", url=migrated.url)
-    assert (
-        error(done)
-        == "--ahead='1d': expected a timedelta of 2d to 366d: a producer's clock may be a day ahead"
-    )
+    assert error(done).startswith("--ahead='1d': expected 2d to 366d, because a producer's clock")
 
 
 @on("postgresql")
