@@ -23,18 +23,15 @@ from inbox_outbox_base.checks.retention import SKEW
 from inbox_outbox_base.databases.registry import database_of
 from inbox_outbox_base.databases.taking import Attempt, KeyBatch, KeyRange, KeyRow, Stored, Taking
 from inbox_outbox_base.errors.blame import AFTER_BODY, OWN, Own
-from inbox_outbox_base.errors.inbox import (
-    InvalidKey,
-    PolicyConflict,
-    TablesMissing,
-    TransientError,
-    UnsafeDatabase,
-)
+from inbox_outbox_base.errors.inbox import InvalidKey, TransactionAborted
 from inbox_outbox_base.monitoring.events import Hooks
 from inbox_outbox_base.tables.inbox import Tables
 from inbox_outbox_base.transactions.declaring import Declaration
 from inbox_outbox_base.transactions.joining import database_to_join
+from inbox_outbox_base.transactions.owed import Owed
 from inbox_outbox_base.transactions.safety import check, is_checked
+from inbox_outbox_base.transactions.savepoints import innermost
+from inbox_outbox_base.transactions.unwritten import owe
 from inbox_outbox_base.words.incoming import Verdict
 
 _LARGEST_STATEMENT = 5_000
@@ -144,11 +141,16 @@ def accept(
 
 def _take(database: Taking, connection: Connection, attempt: Attempt, terms: Terms) -> bool | Stored | None:
     form = terms.policy.form
-    if form is None:
-        return database.take(connection, attempt, terms.wait)
-    _check_time(database, connection, form, attempt.key)
-    sure_from = partial(_surely_kept_from, connection, form, terms.policy)
-    return database.take_in_range(connection, attempt, terms.wait, sure_from)
+    if form is not None:
+        _check_time(database, connection, form, attempt.key)
+    try:
+        if form is None:
+            return database.take(connection, attempt, terms.wait)
+        sure_from = partial(_surely_kept_from, connection, form, terms.policy)
+        return database.take_in_range(connection, attempt, terms.wait, sure_from)
+    except Exception:
+        _give_back(connection, attempt, (attempt.key,))
+        raise
 
 
 def _surely_kept_from(connection: Connection, form: KeyForm, policy: Declaration) -> str:
@@ -206,12 +208,28 @@ def _refuse(
 def _giving_back(
     connection: Connection, attempt: Attempt | KeyBatch, taken: Collection[str]
 ) -> Iterator[None]:
-    """If the body finds that nothing must be taken: the caller may catch its error and commit."""
+    """If the body fails: the caller may catch its error and commit, and then nothing must be taken."""
     try:
         yield
-    except (PolicyConflict, TablesMissing, TransientError, UnsafeDatabase):
-        database_of(connection).give_back(connection, attempt, taken)
+    except Exception:
+        _give_back(connection, attempt, taken)
         raise
+
+
+def _give_back(connection: Connection, attempt: Attempt | KeyBatch, keys: Collection[str]) -> None:
+    """After an error: those of these keys that were taken before it are given back. If that fails, the
+    transaction cannot commit."""
+    database = database_of(connection)
+    try:
+        # A look first: a DELETE would wait for the row of somebody else.
+        batch = KeyBatch(attempt.tables, attempt.consumer, attempt.claim, sorted(keys))
+        found = database.find_many(connection, batch)
+        database.give_back(connection, attempt, {key for key in found if found[key].claim == attempt.claim})
+    except Exception as error:  # noqa: BLE001 - the first error is raised
+        if not (database.aborts and isinstance(error, DBAPIError)):
+            what = f"what consumer {attempt.consumer!r} has taken before an error"
+            why = "it could not be given back"
+            owe(connection, Owed(what, TransactionAborted, why=why, savepoint=innermost(connection)))
 
 
 def _agree(
@@ -255,22 +273,25 @@ def accept_many(
             # Text sorts by code point, which is the byte order of its UTF-8.
             in_range = policy.form is not None
             batch = KeyBatch(tables, consumer, os.urandom(16), sorted(fresh), digests, in_range)
-            taken, known = _take_parts(database, connection, batch, time.monotonic() + terms.wait)
-            # As in `accept`: a key that is stored keeps its verdict, however old the message is.
-            if others := sorted({messages.keys[index] for index in old} - fresh):
-                known |= database.find_many(connection, replace(batch, keys=others))
-            if time.monotonic() - began > _YOUNG:
-                with _giving_back(connection, batch, taken):
+            with _giving_back(connection, batch, fresh):
+                taken, known = _take_parts(database, connection, batch, time.monotonic() + terms.wait)
+                # As in `accept`: a key that is stored keeps its verdict, however old the message is.
+                if others := sorted({messages.keys[index] for index in old} - fresh):
+                    known |= database.find_many(connection, replace(batch, keys=others))
+                if time.monotonic() - began > _YOUNG:
                     old |= _too_old(database, connection, policy, messages.times)
-                fresh, _ = messages.to_take(old)
-                database.give_back(connection, batch, taken - fresh)
-                taken &= fresh
-            if policy.form is not None:
-                sure_from = partial(_surely_kept_from, connection, policy.form, policy)
-                its_range = database.key_range(connection, batch, batch.keys[0], sure_from)
-                lowest = its_range.first
-                _give_back_outside(database, connection, batch, its_range, taken, known)
-                old = {index for index, key in enumerate(messages.keys) if key < lowest}
+                    left, _ = messages.to_take(old)
+                    database.give_back(connection, batch, taken - left)
+                    taken &= left
+                if policy.form is not None:
+                    sure_from = partial(_surely_kept_from, connection, policy.form, policy)
+                    its_range = database.key_range(connection, batch, batch.keys[0], sure_from)
+                    _give_back_outside(database, connection, batch, its_range, taken, known)
+                    old = {
+                        index
+                        for index, key in enumerate(messages.keys)
+                        if key < its_range.first and key not in taken
+                    }
         except DBAPIError as error:
             raise_clearer(connection, tables.message, error)
         if not policy.is_seen(connection):
@@ -294,18 +315,19 @@ def _give_back_outside(
     taken: set[str],
     known: Collection[str],
 ) -> None:
-    """Of keys that name their time, give back those that were forgotten before.
+    """Of keys that name their time, give back those that were forgotten before, unless the INSERT has left
+    them out.
 
     Raises:
-        TransientError: there is no partition for the last key yet. All are given back.
+        TransientError: there is no partition for the last key yet.
     """
     last = batch.keys[-1]
     if last not in taken and last not in known:
-        with _giving_back(connection, batch, taken):
-            its_range.check(last)
-    forgotten = {key for key in taken if key < its_range.first}
-    database.give_back(connection, batch, forgotten)
-    taken -= forgotten
+        its_range.check(last)
+    if not database.inserts_in_range:
+        forgotten = {key for key in taken if key < its_range.first}
+        database.give_back(connection, batch, forgotten)
+        taken -= forgotten
 
 
 def _too_old(

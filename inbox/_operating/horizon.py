@@ -25,7 +25,6 @@ from sqlalchemy import (
 from sqlalchemy.exc import DBAPIError
 
 from inbox_outbox_base.checks.retention import MARGIN
-from inbox_outbox_base.databases.taking import Taking
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.tables.columns import from_now, utcnow
 
@@ -33,15 +32,15 @@ LOCK_WAIT = 2.0
 """Seconds to wait for those who look at the horizon on MySQL and MariaDB; others wait for this purge."""
 
 
-def move(connection: Connection, database: Taking, table: Table, consumer: str, lowest: str) -> None:
+def move(connection: Connection, table: Table, consumer: str, lowest: str) -> None:
     """Raise the horizon to `lowest`, if the one that is stored has been there for a minute. If somebody looks
-    at it in a transaction that takes long, the next purge tries again."""
+    at it in a transaction that takes long, the next purge tries again. Each statement has to commit by
+    itself."""
     its = {"consumer_": consumer, "lowest": lowest, "ago": -MARGIN.total_seconds()}
     try:
-        with database.waiting(connection, LOCK_WAIT):
-            moved = connection.execute(_move(table), its).rowcount
-            if not moved and _row(connection, table, consumer) is None:
-                connection.execute(_make(table), {"consumer_": consumer, "lowest": lowest})
+        moved = connection.execute(_move(table), its).rowcount
+        if not moved and _row(connection, table, consumer) is None:
+            connection.execute(_make(table), {"consumer_": consumer, "lowest": lowest})
     except DBAPIError as error:
         if not codes.ends_wait(error):
             raise

@@ -254,7 +254,8 @@ def _consumer(
 ) -> ConsumerOverview:
     kept = Retention().duration if policy is None else policy.retention
     if policy is not None and policy.key_time is not None:
-        kept += SKEW  # a key's time may be so much later than when it was taken
+        # A key's time may be a day later than when it was taken, and one purge closes what the next deletes.
+        kept += 2 * SKEW
     dead = policy.dead_retention if policy and policy.dead_retention else DEAD_RETENTION
     if policy is not None and policy.key_time is not None:
         dead = max(dead, kept)

@@ -28,7 +28,7 @@ from inbox_outbox_base.transactions.connect import on_connection
 from inbox_outbox_base.transactions.policy import Policy, look, superseded
 from inbox_outbox_base.transactions.safety import check_sees_all
 
-from .horizon import end_of_partitions, gone, move, try_rights
+from .horizon import LOCK_WAIT, end_of_partitions, gone, move, try_rights
 from .keeping import Keeping
 from .purge_record import PurgeRecord
 
@@ -266,13 +266,14 @@ class PurgeRun:
         """Raise the horizon of a consumer whose keys name their time. Return the key below which its rows
         may be deleted: below the horizon that an earlier purge has stored."""
         table = self.tables.horizon
+        self.look_again(consumer)
         if not self.kept.is_new(consumer):
             lowest = self.kept.keys_since(consumer, form)
-            work = partial(move, database=self.database, table=table, consumer=consumer, lowest=lowest)
+            work = partial(move, table=table, consumer=consumer, lowest=lowest)
             try:
-                self.transact(table, work)
+                self._commit_each(table, work)
             except IntegrityError:  # another purge has made the row
-                self.transact(table, work)
+                self._commit_each(table, work)
         below = self.transact(table, partial(gone, table=table, consumer=consumer))
         return lambda consumer: min(below, self.kept.keys_since(consumer, form))
 
@@ -394,8 +395,26 @@ class PurgeRun:
                 except DBAPIError as error:
                     raise_clearer(connection, table, error)
 
+        return self._retried(lambda: on_connection(self.engine, transaction))
+
+    def _commit_each(self, table: Table, work: Callable[[Connection], None]) -> None:
+        """The same for statements that each commit: whoever needs the row waits for no purge that hangs."""
+
+        def statements(connection: Connection) -> None:
+            try:
+                with self.database.briefly(connection, LOCK_WAIT):
+                    work(connection)
+                    if not self.database.has_server and not self.database.is_ended(connection):
+                        connection.commit()
+            except DBAPIError as error:
+                raise_clearer(connection, table, error)
+
+        engine = self.database.committing_each(self.engine)
+        self._retried(lambda: on_connection(engine, statements))
+
+    def _retried(self, call: Callable[[], T]) -> T:
         return retry(
-            lambda: on_connection(self.engine, transaction),
+            call,
             TRIES,
             lambda error, _: (
                 isinstance(error, DBAPIError) and (codes.is_passing(error) or codes.is_overdue(error))

@@ -18,6 +18,7 @@ from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import InboxError, InvalidOption
 from inbox_outbox_base.tables.inbox import Tables, tables
 from inbox_outbox_base.transactions.connect import connected
+from inbox_outbox_base.transactions.declaring import check_keys
 from inbox_outbox_base.transactions.policy import DEAD_RETENTION, Mode, Policy, look, merged, row, times
 from inbox_outbox_base.transactions.recording import Recording
 from inbox_outbox_base.transactions.safety import check_sees_all
@@ -121,11 +122,10 @@ def _replace(
                 f"key_time={key_time!r}: inbox_consumer says {form!r} about {consumer!r}, and a consumer "
                 "keeps the form of its keys: rename it"
             )
-        if form is not None and (chosen != "exactly-once" or form not in FORMS):
-            raise InvalidOption(
-                f"consumer={consumer!r}: its keys name their time ({form}), which goes with mode "
-                "exactly-once and one form alone: rename it"
-            )
+        if form is not None and form not in FORMS:
+            raise InvalidOption(f"consumer={consumer!r}: its keys have two forms ({form}): rename it")
+        if stored is None and form is not None:
+            check_keys(connection, tables, consumer, chosen, FORMS[form])  # type: ignore[arg-type]
         values: dict[str, Any] = times(Retention(), DEAD_RETENTION.total_seconds())
         for source in (stored.seconds if stored else {}, asked):
             values |= {name: value for name, value in source.items() if value is not None}

@@ -254,6 +254,12 @@ class State:
 class Taking(ABC):
     """One subclass for each database; this class holds the portable defaults."""
 
+    aborts = False
+    """Whether an error of a statement aborts its transaction."""
+
+    inserts_in_range = False
+    """Whether the INSERT itself leaves out keys that name a time whose keys were forgotten."""
+
     locks_rows = True
     """Whether transactions that write different keys do not block each other."""
 

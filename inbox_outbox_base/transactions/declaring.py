@@ -79,6 +79,21 @@ def _is_active(transaction: Transaction | None) -> bool:
 _memos: Memories[_Memo] = Memories(_Memo, lambda memo: memo.seen.clear())
 
 
+def check_keys(connection: Connection, tables: Tables, consumer: str, mode: Mode, form: KeyForm) -> None:
+    """Check that a consumer of which no policy is stored has taken no keys of another form.
+
+    Raises:
+        PolicyConflict: it has.
+    """
+    table = tables.status if mode == "status" else tables.message
+    for key in connection.execute(taking_statements.key_ends(table), {"consumer_": consumer}).one():
+        if key is not None and not form.is_key(key):
+            raise PolicyConflict(
+                f"consumer={consumer!r}: key_time={form.name!r}, but it has taken {key!r}, which is not "
+                f"{form.expected}: give the consumer another name"
+            )
+
+
 class Declaration:
     """An inbox's requested policy; None requests the stored value, or the default if there is none.
 
@@ -198,7 +213,7 @@ class Declaration:
                     raise TransientError(f"consumer={self._consumer!r}: its policy is being stored just now")
                 return kept
             if stored is None and self.form is not None:
-                self._check_keys(connection, self.form)
+                check_keys(connection, self._tables, self._consumer, self._mode, self.form)
             connection.execute(taking_statements.declare(self._tables), self._row(stored))
             if transaction is not None and not database_of(connection).is_autocommit(connection):
                 for each in (place, consumer):
@@ -209,17 +224,6 @@ class Declaration:
         memo.known[place], memo.seen[place] = kept, time.monotonic()
         memo.shortest[place] = kept.duration if stored is None else min(kept.duration, stored.retention)
         return kept
-
-    def _check_keys(self, connection: Connection, form: KeyForm) -> None:
-        """Refuse a consumer that has taken keys of another form before there was a policy."""
-        table = self._tables.status if self._mode == "status" else self._tables.message
-        ends = connection.execute(taking_statements.key_ends(table), {"consumer_": self._consumer})
-        for key in ends.one():
-            if key is not None and not form.is_key(key):
-                raise PolicyConflict(
-                    f"consumer={self._consumer!r}: key_time={form.name!r}, but it has taken {key!r}, "
-                    f"which is not {form.expected}: give the consumer another name"
-                )
 
     def _asks_for_more(self, stored: Policy) -> bool:
         if stored.mode != self._mode:

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 from uuid import UUID
@@ -13,7 +14,14 @@ from sqlalchemy.exc import DBAPIError
 
 import inbox
 from inbox import AsyncInbox, Inbox, Verdict, is_transient, purge, set_policy, timed_key
-from inbox.errors import InvalidKey, InvalidOption, PolicyConflict, TransientError
+from inbox.errors import (
+    InvalidKey,
+    InvalidOption,
+    PolicyConflict,
+    TablesMissing,
+    TransactionAborted,
+    TransientError,
+)
 from inbox.schema import tables
 from inbox_outbox.testing import age
 from inbox_outbox_base.checks.key_times import FORMS, KeyTime
@@ -391,3 +399,63 @@ def test_a_day_without_a_partition(migrated: Database) -> None:
         pass
     assert len(keys(engine)) == 1 + 2 * len(ways)
     assert not {ahead, beside} & set(keys(engine))
+
+
+@on("postgresql", "mariadb", "mysql", "sqlite")
+@pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
+def test_an_error_after_the_row_went_in(migrated: Database, many: bool) -> None:
+    """A caller that catches the error of a look at the horizon, and commits, has not taken the message: it is
+    new when it is delivered again. If the row cannot be given back, the COMMIT raises."""
+    engine, billing = migrated.engine(), Inbox("billing", key_time="uuid7")
+    assert accept(engine, billing, ago(minutes=2)) is NEW
+    key = ago(minutes=1, name="b")
+    HORIZON.drop(engine)
+
+    def take() -> None:
+        with engine.begin() as connection, suppress(TablesMissing, DBAPIError):
+            if many:
+                billing.accept_many(connection, [key])
+            else:
+                billing.accept(connection, key)
+
+    take()
+    assert key not in keys(engine)
+    if migrated.name != "postgresql":  # there the error has aborted the transaction
+
+        def fail(*given: Any) -> None:
+            if given[2].startswith("DELETE"):
+                raise ValueError("no")
+
+        event.listen(engine, "before_cursor_execute", fail)
+        with pytest.raises(TransactionAborted, match="taken before an error"):
+            take()
+    assert key not in keys(engine)
+
+
+@on("postgresql", "mysql")
+def test_a_purge_that_hangs(migrated: Database) -> None:
+    """Between two statements it keeps nobody waiting, at any isolation level: each has committed."""
+    engine, billing = migrated.engine(), Inbox("billing", key_time="uuid7")
+    assert accept(engine, billing, ago(days=8)) is NEW
+    with engine.begin() as connection:
+        age(connection, by=300)
+    hanging, goes_on = threading.Event(), threading.Event()
+    purging = migrated.engine()
+
+    def hang(*given: Any) -> None:
+        if "inbox_horizon" in given[2] and given[2].startswith(("UPDATE", "INSERT")):
+            hanging.set()
+            assert goes_on.wait(60)
+
+    event.listen(purging, "after_cursor_execute", hang)
+    thread = threading.Thread(target=lambda: purge(purging))
+    thread.start()
+    try:
+        assert hanging.wait(60)
+        for number, level in enumerate(("READ COMMITTED", "REPEATABLE READ")):
+            fresh = Inbox("billing", key_time="uuid7")
+            with migrated.engine(isolation_level=level).begin() as connection:
+                assert fresh.accept(connection, ago(days=6, name=f"c{number}")) is NEW
+    finally:
+        goes_on.set()
+        thread.join(60)

@@ -49,6 +49,8 @@ T = TypeVar("T")
 
 _LOOKED_FOR = 1_000
 """The most keys in a SELECT: it is shorter than any usual `max_allowed_packet`."""
+_LOOK_WAIT = 10.0
+"""Seconds to wait for a purge that is changing which keys a consumer takes: it takes one statement."""
 _PLACE = ("host", "port", "db")
 
 _FLUSHES = text("SELECT @@global.innodb_flush_log_at_trx_commit, @@global.sync_binlog, @@global.log_bin")
@@ -184,9 +186,17 @@ class MySQLTaking(Taking):
         # A plain SELECT may show an old snapshot. With a lock it shows the newest commit, and keeps purges
         # from changing it until the transaction ends. By the retention that is stored now, no purge can have
         # come to this key since the snapshot; under a shorter one, an earlier purge may have.
-        is_sure = lowest >= sure_from()
-        statement = taking_statements.lowest_key if is_sure else _lowest_key_locked
-        found = connection.execute(statement(of.tables), {"consumer_": of.consumer})
+        its = {"consumer_": of.consumer}
+        if lowest >= sure_from():
+            found = connection.execute(taking_statements.lowest_key(of.tables), its)
+            return KeyRange(found.scalar_one_or_none() or "", None)
+        try:
+            with _lock_wait(connection, _LOOK_WAIT):
+                found = connection.execute(_lowest_key_locked(of.tables), its)
+        except DBAPIError as error:
+            self._raise_unless_timed_out(connection, error)
+            said = f"consumer={of.consumer!r}: a purge is changing which keys it takes"
+            raise TransientError(said) from error
         return KeyRange(found.scalar_one_or_none() or "", None)
 
     def _not_visible(self, connection: Connection, attempt: Attempt) -> Exception:

@@ -65,6 +65,9 @@ _BLOCKS = 1_000
 class PostgreSQLTaking(Taking):
     """Advisory locks distinguish "in flight" from "taken"; a savepoint limits the wait."""
 
+    aborts = True
+    inserts_in_range = True
+
     def take(self, connection: Connection, attempt: Attempt, wait: float) -> Literal[True] | Stored | None:
         added = execute(connection, add_at_once(attempt.tables, marks=attempt.marks), attempt.row())
         if added.rowcount == 1:
@@ -96,14 +99,16 @@ class PostgreSQLTaking(Taking):
             return False
         its_range.check(attempt.key)
         taken = self._take_in_turn(connection, attempt, wait, in_range=True)
-        # A purge may have gone on during the wait, or since the snapshot of a REPEATABLE READ.
-        if taken is True and attempt.key < self.key_range(connection, attempt, attempt.key, sure_from).first:
-            self.give_back(connection, attempt, [attempt.key])
+        if taken is None and attempt.key < self.key_range(connection, attempt, attempt.key, sure_from).first:
             return False
         return taken
 
     def key_range(
-        self, connection: Connection, of: Attempt | KeyBatch, lowest: str, sure_from: Callable[[], str]
+        self,
+        connection: Connection,
+        of: Attempt | KeyBatch,
+        lowest: str = "",
+        sure_from: Callable[[], str] | None = None,
     ) -> KeyRange:
         parameters = {"consumer": of.consumer}
         is_newest, first, until = connection.execute(key_range(of.tables), parameters).one()
@@ -139,16 +144,21 @@ class PostgreSQLTaking(Taking):
     ) -> set[str] | None:
         """The keys that are ours now; None if the wait ran out."""
         parameters = attempt.row() | {"keys": _as_json(keys), "timeout": _milliseconds(wait)}
-        try:
-            # A lock timeout aborts everything since the last savepoint: the caller's work must survive it.
-            with connection.begin_nested():
-                statement = add_in_order(attempt.tables, lock, with_digests=with_digests, in_range=in_range)
-                taken = connection.execute(statement, parameters).scalar_one()
-        except DBAPIError as error:
-            if not codes.ends_wait(error):
-                raise
-            return None
-        return set(taken or ())
+        statement = add_in_order(attempt.tables, lock, with_digests=with_digests, in_range=in_range)
+        while True:
+            try:
+                # A lock timeout aborts all since the last savepoint: the caller's work must survive it.
+                with connection.begin_nested() as savepoint:
+                    taken = set(connection.execute(statement, parameters).scalar_one() or ())
+                    # During the wait, or since the snapshot of a REPEATABLE READ, a purge may have forgotten
+                    # some. What it had deleted before the INSERT is below the first key now.
+                    if not (in_range and taken and min(taken) < self.key_range(connection, attempt).first):
+                        return taken
+                    savepoint.rollback()
+            except DBAPIError as error:
+                if not codes.ends_wait(error):
+                    raise
+                return None
 
     def find_many(self, connection: Connection, batch: KeyBatch) -> dict[str, KeyRow]:
         parameters = batch.where() | {"keys": _as_json(batch.keys)}
