@@ -34,7 +34,7 @@ from inbox_outbox_base.transactions.policy import Policy, brief, look
 
 from .horizon import gone
 from .keeping import Keeping
-from .purging import TRIES, PurgeRun
+from .purging import PurgeRun
 
 _log = logging.getLogger("inbox.partitions")
 _DAY = timedelta(days=1)
@@ -320,7 +320,7 @@ class _PartitionRun(PurgeRun):
             if not codes.ends_wait(error):
                 raise
             raise TransientError(
-                f"table {self.table.name}: a statement has waited for it for too long, {TRIES} times"
+                f"table {self.table.name}: it was in use for too long, several times; try again"
             ) from error
 
 

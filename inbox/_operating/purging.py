@@ -34,7 +34,7 @@ from .purge_record import PurgeRecord
 
 T = TypeVar("T")
 _log = logging.getLogger("inbox.purge")
-TRIES = 8
+_TRIES = 8
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LOADS = 10_000
 """The most loads that are purged together: each such group costs a read of the table."""
@@ -415,7 +415,7 @@ class PurgeRun:
     def _retried(self, call: Callable[[], T]) -> T:
         return retry(
             call,
-            TRIES,
+            _TRIES,
             lambda error, _: (
                 isinstance(error, DBAPIError) and (codes.is_passing(error) or codes.is_overdue(error))
             ),
