@@ -44,6 +44,7 @@ GROUPS = {
     ),
     "rabbitmq": ("brokers/test_rabbit", "examples/test_order_chain"),
     "rocketmq": ("brokers/test_rocketmq", "examples/test_rocketmq_dedup"),
+    "elasticmq": ("brokers/test_sqs",),
     "spark session": (
         "spark/test_dataframes",
         "spark/test_documented_code",

@@ -8,7 +8,18 @@ from functools import cache
 from importlib.util import find_spec
 from typing import TypeVar
 
-from tests.servers import kafka, mariadb, mysql, pgbouncer, postgresql, rabbitmq, redis, rocketmq, sqlite
+from tests.servers import (
+    elasticmq,
+    kafka,
+    mariadb,
+    mysql,
+    pgbouncer,
+    postgresql,
+    rabbitmq,
+    redis,
+    rocketmq,
+    sqlite,
+)
 from tests.servers.kafka import KafkaServer
 from tests.servers.pgbouncer import Pooler
 from tests.servers.rocketmq import RocketServer
@@ -28,6 +39,7 @@ MODULES = {"mysqldb": "MySQLdb"}
 OTHERS = (
     "chromium",
     "debian",
+    "elasticmq",
     "galera",
     "kafka",
     "pgbouncer",
@@ -81,6 +93,12 @@ def find_rocket() -> RocketServer | Missing:
 
 
 @cache
+def find_elasticmq() -> Service | Missing:
+    """ElasticMQ, started if necessary, or the reason why there is none."""
+    return _kept(elasticmq.find(), _broker_stops)
+
+
+@cache
 def find_pooler() -> Pooler | Missing:
     """PgBouncer in front of the tests' PostgreSQL, started if necessary, or the reason why there is none."""
     return _kept(pgbouncer.find(find("postgresql")))
@@ -108,6 +126,7 @@ def stop_brokers() -> None:
     next test that looks for one starts it again."""
     while _broker_stops:
         _broker_stops.pop()()
+    find_elasticmq.cache_clear()
     find_kafka.cache_clear()
     find_rabbit.cache_clear()
     find_rocket.cache_clear()
