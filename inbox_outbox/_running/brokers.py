@@ -13,7 +13,10 @@ from inbox.errors import InvalidOption
 from inbox_outbox_base.errors import secrets
 from outbox import Publisher
 
-EXPECTED = "amqp://user@host/vhost, amqps://, kafka://host:9092?setting=value, or rocketmq://host:8081"
+EXPECTED = (
+    "amqp://user@host/vhost, amqps://, kafka://host:9092?setting=value, rocketmq://host:8081, or "
+    "sqs://sqs.eu-west-1.amazonaws.com"
+)
 _SECRET = ("password", "secret", ".pem", ".key")
 
 
@@ -31,7 +34,7 @@ def publisher_at(to: str, exchange: str, timeout: timedelta) -> Iterator[Publish
         ImportError: the client is not installed.
     """
     scheme, _, rest = to.partition("://")
-    if exchange and scheme in ("kafka", "rocketmq", "rocketmqs"):
+    if exchange and scheme in ("kafka", "rocketmq", "rocketmqs", "sqs", "sqs+http"):
         raise InvalidOption(f"--exchange={exchange!r}: only RabbitMQ has exchanges")
     with naming(url="--to"):
         if scheme in ("amqp", "amqps") and rest:
@@ -40,6 +43,8 @@ def publisher_at(to: str, exchange: str, timeout: timedelta) -> Iterator[Publish
             publisher = _kafka(rest, timeout)
         elif scheme in ("rocketmq", "rocketmqs") and rest:
             publisher = _rocketmq(to, timeout)
+        elif scheme in ("sqs", "sqs+http") and rest:
+            publisher = _sqs(to, timeout)
         else:
             raise InvalidOption(f"--to: expected {EXPECTED}")
         try:
@@ -62,6 +67,8 @@ def naming(**options: str) -> Iterator[None]:
 def system_of(to: str) -> str:
     """The broker of a URL, as OpenTelemetry names it."""
     scheme = to.partition("://")[0]
+    if scheme.startswith("sqs"):
+        return "aws_sqs"
     return "rabbitmq" if scheme.startswith("amqp") else scheme.removesuffix("s")
 
 
@@ -118,8 +125,17 @@ def _rocketmq(url: str, timeout: timedelta) -> Any:
     return RocketMQPublisher(url, timeout=timeout)
 
 
+def _sqs(url: str, timeout: timedelta) -> Any:
+    remember_secret(url)
+    try:
+        from outbox.sqs import SQSPublisher
+    except ImportError as error:
+        raise ImportError(f"cannot load boto3: {error}") from None
+    return SQSPublisher(url, timeout=timeout)
+
+
 def remember_secret(url: str) -> None:
-    """Never print the secret of this address of RocketMQ."""
+    """Never print the secret of this address of RocketMQ or SQS."""
     login = url.partition("://")[2].rpartition("@")[0]
     remember(unquote(login.partition(":")[2]))
 

@@ -14,6 +14,8 @@ NEEDS = {
     "import outbox.rabbitmq": ("aiormq", "rabbitmq"),
     "import inbox.rocketmq": ("rocketmq", "rocketmq"),
     "import outbox.rocketmq": ("rocketmq", "rocketmq"),
+    "import inbox.sqs": ("boto3", "sqs"),
+    "import outbox.sqs": ("boto3", "sqs"),
     "import inbox.otel": ("opentelemetry", "otel"),
     "import inbox_outbox.metrics": ("opentelemetry", "otel"),
     "import inbox_outbox.prometheus": ("opentelemetry", "prometheus"),
@@ -70,6 +72,8 @@ def test_the_import_loads_what_everybody_needs() -> None:
         "aiormq",
         "rocketmq",
         "grpc",
+        "boto3",
+        "botocore",
         "pytest",
     ]
     later += [f"sqlalchemy.dialects.{name}" for name in ("mysql", "postgresql", "sqlite")]

@@ -30,6 +30,7 @@ NAMESPACES = (
     "inbox.rabbitmq",
     "inbox.rocketmq",
     "inbox.schema",
+    "inbox.sqs",
     "inbox.testing",
     "inbox_outbox.faults",
     "inbox_outbox.metrics",
@@ -41,6 +42,7 @@ NAMESPACES = (
     "outbox.rabbitmq",
     "outbox.rocketmq",
     "outbox.schema",
+    "outbox.sqs",
     "outbox.testing",
     "spark.errors",
 )
@@ -259,7 +261,7 @@ def test_every_option_is_in_the_signature() -> None:
     options and editors suggest the right ones. Consumers name those of their listener by a `TypedDict`."""
     places = [
         inbox,
-        *(importlib.import_module(f"inbox.{each}") for each in ("kafka", "rabbitmq", "rocketmq")),
+        *(importlib.import_module(f"inbox.{each}") for each in ("kafka", "rabbitmq", "rocketmq", "sqs")),
     ]
     owners = [getattr(place, name) for place in places for name in place.__all__]
     functions = [each for each in owners if inspect.isfunction(each)]

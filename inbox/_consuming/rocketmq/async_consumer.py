@@ -10,6 +10,7 @@ from operator import attrgetter
 from typing import Any, Unpack
 
 from inbox._consuming.journal import ConsumerJournal
+from inbox._consuming.key_order import Chains
 from inbox._consuming.life import ConsumerLife
 from inbox._listening.async_listener import AsyncListener
 from inbox._listening.awaited_listener import AwaitedListener
@@ -28,7 +29,6 @@ from . import options, proxies
 from .dead_letters import dead_letter as letter_of
 from .delivery import is_damaged
 from .held import HeldMessage
-from .key_order import Chains
 from .link import GroupSettings
 from .proxy import Source
 

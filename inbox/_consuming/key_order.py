@@ -3,21 +3,21 @@
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from .held import HeldMessage
+M = TypeVar("M")
 
 
-class Chains:
+class Chains(Generic[M]):
     """Runs each message in a task; if its key is busy, the message waits until earlier ones are settled.
 
     Args:
         run: runs and settles a message; must not raise.
     """
 
-    def __init__(self, run: Callable[[HeldMessage], Awaitable[None]]) -> None:
+    def __init__(self, run: Callable[[M], Awaitable[None]]) -> None:
         self._run = run
-        self._behind: dict[Hashable, deque[HeldMessage]] = {}
+        self._behind: dict[Hashable, deque[M]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
     @property
@@ -25,7 +25,7 @@ class Chains:
         """The tasks that have not ended."""
         return set(self._tasks)
 
-    def add(self, key: Hashable | None, held: HeldMessage) -> None:
+    def add(self, key: Hashable | None, held: M) -> None:
         """Run a message when its turn comes."""
         if key in self._behind:
             self._behind[key].append(held)
@@ -36,7 +36,7 @@ class Chains:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _chain(self, key: Hashable | None, held: HeldMessage) -> None:
+    async def _chain(self, key: Hashable | None, held: M) -> None:
         try:
             await self._run(held)
             while key is not None and self._behind[key]:

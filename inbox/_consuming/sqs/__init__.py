@@ -1,0 +1,1 @@
+"""Consumers for Amazon SQS and queues like it."""

@@ -1,0 +1,98 @@
+"""Copies of a message: in a queue for dead letters, with the reason; and back from there."""
+
+import base64
+import json
+import re
+from collections.abc import Mapping
+from secrets import token_hex
+from typing import Any
+
+from inbox._listening.outcome import Decision
+from inbox_outbox_base.brokers.sqs import message as wire
+from inbox_outbox_base.brokers.sqs.queue import Queue
+from inbox_outbox_base.words.incoming import Delivery
+
+from .delivery import (
+    ATTEMPT,
+    ATTRIBUTE,
+    BINARY,
+    CREATED,
+    ID,
+    KEY,
+    MORE,
+    QUEUE,
+    REASON,
+    TEXT,
+    TYPE,
+    attributes_of,
+    is_of_outbox,
+    object_in,
+    system,
+)
+
+_LONGEST_REASON = 1_000
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
+
+
+def dead_letter(target: Queue, delivery: Delivery, decision: Decision) -> dict[str, Any]:
+    """The message as it is sent to the queue of dead letters: unchanged, with an attribute that says why it
+    is there. If the queue has no room for the reason, it is cut, or left out."""
+    reason = _UNPRINTABLE.sub(" ", decision.reason)[:_LONGEST_REASON].strip() or str(decision.action)
+    said = {**_known(delivery), QUEUE: delivery.topic, ATTEMPT: delivery.attempt, REASON: reason}
+    once = str(delivery.raw.get("MessageId"))
+    entry = _copy(target, delivery, said, once=once)
+    while wire.size_of(entry) > target.largest and said:
+        reason = reason[: len(reason) // 2]
+        said = {**said, REASON: reason} if reason else {}
+        entry = _copy(target, delivery, said, once=once)
+    return entry
+
+
+def moved_back(target: Queue, delivery: Delivery) -> dict[str, Any]:
+    """A dead letter as it is sent back to a queue, to begin anew."""
+    return _copy(target, delivery, _known(delivery), once=token_hex(8))
+
+
+def _known(delivery: Delivery) -> dict[str, Any]:
+    """What SQS itself knows of a message that no outbox has sent, and will not know of its copy."""
+    attributes = attributes_of(delivery.raw)
+    if is_of_outbox(attributes):
+        return {}
+    created = {} if delivery.created_at is None else {CREATED: delivery.created_at.isoformat()}
+    group = object_in(attributes, ATTRIBUTE).get(KEY, system(delivery.raw, "MessageGroupId"))
+    first = object_in(attributes, ATTRIBUTE).get(ID) or delivery.raw.get("MessageId")
+    return {ID: first, **created, **({} if group is None else {KEY: group})}
+
+
+def _copy(target: Queue, delivery: Delivery, said: Mapping[str, Any], *, once: str) -> dict[str, Any]:
+    """A copy for a queue; a FIFO queue drops further copies with the same `once`."""
+    found = attributes_of(delivery.raw)
+    found.pop(ATTRIBUTE, None)
+    names, most = sorted(found, key=lambda name: name != wire.ATTRIBUTE), wire.MOST_ATTRIBUTES - bool(said)
+    kept, more = names[:most], names[most:]
+    attributes = {name: _plain(found[name]) for name in kept}
+    if more:
+        said = {**said, MORE: {name: _written(found[name]) for name in more}}
+    if said:
+        attributes[ATTRIBUTE] = wire.as_attribute(json.dumps(said, separators=(",", ":")))
+    entry: dict[str, Any] = {"MessageBody": delivery.raw.get("Body", ""), "MessageAttributes": attributes}
+    if target.is_fifo:
+        group = system(delivery.raw, "MessageGroupId")
+        entry["MessageGroupId"] = group or wire.group_of(
+            delivery.id if delivery.key is None else delivery.key
+        )
+        entry["MessageDeduplicationId"] = wire.digest(target.name, once)
+    return entry
+
+
+def _plain(value: Mapping[str, Any]) -> dict[str, Any]:
+    """An attribute as it is sent."""
+    content = "BinaryValue" if "BinaryValue" in value else "StringValue"
+    return {"DataType": value["DataType"], content: value.get(content, "")}
+
+
+def _written(value: Mapping[str, Any]) -> dict[str, str]:
+    """An attribute as JSON."""
+    if "BinaryValue" in value:
+        return {TYPE: value["DataType"], BINARY: base64.b64encode(value["BinaryValue"]).decode()}
+    return {TYPE: value["DataType"], TEXT: value.get("StringValue", "")}

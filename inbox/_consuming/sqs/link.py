@@ -1,0 +1,139 @@
+"""A consumer's requests to SQS, in threads: the client is synchronous."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from inbox._listening.thread_pool import in_thread
+from inbox_outbox_base.brokers.sqs.address import SQSAddress
+from inbox_outbox_base.brokers.sqs.client import FAILURES, new_client, plain
+from inbox_outbox_base.brokers.sqs.queue import Queue, find
+
+from .options import MOST
+
+_WAIT = 2
+"""Seconds that SQS waits for a message before it answers that there is none. A stop takes as long."""
+_PATIENCE = 5.0
+"""Seconds in which a connection must be made, and in which any other answer must come."""
+_CONNECTIONS = 20
+GONE = {"InvalidParameterValue", "MessageNotInflight", "ReceiptHandleIsInvalid"}
+"""What SQS says about a message that is no longer this consumer's."""
+
+
+class QueueLink:
+    """The client, and the queue of a consumer. A link is for one event loop."""
+
+    def __init__(self, address: SQSAddress, name: str) -> None:
+        self._address = address
+        self.name = name
+        """The name of the queue."""
+        self._client: Any = None
+        self._deleting = RequestBatches(self._delete)
+        self._hiding = RequestBatches(self._hide)
+
+    async def open(self) -> Queue:
+        """Make the client, and find the queue.
+
+        Raises:
+            Exception: one of the client's `FAILURES`.
+        """
+        if self._client is None:
+            self._client = await in_thread(self._new_client)()
+        self.queue: Queue = await in_thread(find)(self._client, self._address, self.name)
+        return self.queue
+
+    async def other(self, name: str, account: str | None = None) -> Queue:
+        """Another queue. Raises as `open`."""
+        address = self._address if account is None else replace(self._address, account=account)
+        return await in_thread(find)(self._client, address, name)
+
+    async def receive(self, most: int, hidden: int) -> list[dict[str, Any]]:
+        """Messages, hidden from others for so many seconds; none if there are none for a while.
+
+        Raises:
+            Exception: one of the client's `FAILURES`.
+        """
+        ask = partial(
+            self._client.receive_message,
+            QueueUrl=self.queue.url,
+            MaxNumberOfMessages=min(MOST, most),
+            WaitTimeSeconds=_WAIT,
+            VisibilityTimeout=hidden,
+            MessageAttributeNames=["All"],
+            AttributeNames=["All"],
+        )
+        answer = await in_thread(ask)()
+        found: list[dict[str, Any]] = answer.get("Messages") or []
+        return found
+
+    async def delete(self, handle: str) -> str:
+        """Acknowledge a message; SQS's code if it refuses that, else an empty text. Raises as `receive`."""
+        return await self._deleting.add({"ReceiptHandle": handle})
+
+    async def hide(self, handle: str, seconds: int) -> str:
+        """Hide a message for so many seconds from now. Returns and raises as `delete`."""
+        return await self._hiding.add({"ReceiptHandle": handle, "VisibilityTimeout": seconds})
+
+    async def send(self, queue: Queue, entry: dict[str, Any]) -> None:
+        """Send a message to a queue. Raises as `receive`."""
+        await in_thread(partial(self._client.send_message, QueueUrl=queue.url, **entry))()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        client, self._client = self._client, None
+        if client is not None:
+            await in_thread(client.close)()
+
+    def _new_client(self) -> Any:
+        return new_client(self._address, connect=_PATIENCE, read=_WAIT + _PATIENCE, connections=_CONNECTIONS)
+
+    def _delete(self, entries: list[dict[str, Any]]) -> Any:
+        return self._client.delete_message_batch(QueueUrl=self.queue.url, Entries=entries)
+
+    def _hide(self, entries: list[dict[str, Any]]) -> Any:
+        return self._client.change_message_visibility_batch(QueueUrl=self.queue.url, Entries=entries)
+
+
+class RequestBatches:
+    """What comes while one request is on its way shares the next one.
+
+    Args:
+        call: makes a request about some messages; runs in a thread.
+    """
+
+    def __init__(self, call: Callable[[list[dict[str, Any]]], Any]) -> None:
+        self._call = in_thread(call)
+        self._waiting: deque[tuple[dict[str, Any], asyncio.Future[str]]] = deque()
+        self._work: asyncio.Task[None] | None = None
+
+    async def add(self, entry: dict[str, Any]) -> str:
+        """SQS's code if it refuses this, else an empty text.
+
+        Raises:
+            Exception: one of the client's `FAILURES`.
+        """
+        answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._waiting.append((entry, answer))
+        if self._work is None or self._work.done():
+            self._work = asyncio.create_task(self._run())
+        return await answer
+
+    async def _run(self) -> None:
+        while self._waiting:
+            some = [self._waiting.popleft() for _ in range(min(MOST, len(self._waiting)))]
+            try:
+                said = await self._call(
+                    [{"Id": str(place), **entry} for place, (entry, _) in enumerate(some)]
+                )
+            except FAILURES as error:
+                for _, answer in some:
+                    if not answer.done():
+                        answer.set_exception(error)
+                continue
+            failed = {each["Id"]: plain(each.get("Code", "")) for each in said.get("Failed") or ()}
+            for place, (_, answer) in enumerate(some):
+                if not answer.done():  # else whoever waited was cancelled
+                    answer.set_result(failed.get(str(place), ""))

@@ -1,0 +1,1 @@
+"""Publishers for Amazon SQS and queues like it."""

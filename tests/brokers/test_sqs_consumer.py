@@ -1,0 +1,306 @@
+"""What a consumer for SQS gets, and what it does with a queue and its settings."""
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from examples.embedded_postgres import free_port
+from inbox import Decision, Delivery, Outcome, Verdict
+from inbox._consuming.sqs.delivery import ATTRIBUTE, attributes_of, delivery_of, object_in
+from inbox.errors import GiveUp, InvalidOption
+from inbox.sqs import AsyncSQSConsumer, SQSConsumer
+from inbox_outbox_base.brokers.sqs.message import digest
+from tests.support.brokers.consumers import SOON, payloads, running
+from tests.support.brokers.sqs_proxy import proxy, refusal
+from tests.support.brokers.sqs_queues import SQSQueues
+from tests.support.processes import wait_until
+
+pytest_plugins = ["tests.support.brokers.sqs_fixtures"]
+
+LIMIT = 262_144
+
+
+def text(value: str) -> dict[str, str]:
+    """An attribute."""
+    return {"DataType": "String", "StringValue": value}
+
+
+def made_by_others(body: str = "x", group: str = "", **attributes: Any) -> dict[str, Any]:
+    """A message that no outbox has sent."""
+    entry: dict[str, Any] = {"MessageBody": body, "MessageAttributes": attributes}
+    return (
+        entry | {"MessageGroupId": group, "MessageDeduplicationId": digest(uuid4().hex)} if group else entry
+    )
+
+
+def consumer(url: str, queue: str, handler: Any, **options: Any) -> SQSConsumer:
+    """One that stores dead letters nowhere, and retries soon."""
+    given = {"backoff": SOON, "visibility": 3, "dead_letter": lambda *_: None, **options}
+    return SQSConsumer(url, queue, handler, **given)
+
+
+def test_messages_of_others() -> None:
+    """The id is that of the CloudEvent, otherwise SQS's; the group is the key. What is broken stays as it
+    is."""
+
+    def made(attributes: dict[str, Any], **system: str) -> Delivery:
+        given = {"SentTimestamp": "1767312000000", **system}
+        message = {"Body": "x", "MessageId": "m", "MessageAttributes": attributes, "Attributes": given}
+        return delivery_of(message, "orders", 2)
+
+    plain = made({"colour": text("blue"), "b": {"DataType": "Binary", "BinaryValue": b"\xff"}})
+    assert (plain.id, plain.topic, plain.key, plain.payload) == ("m", "orders", None, b"x")
+    assert (plain.headers, plain.attempt) == ({"colour": "blue", "b": "\\xff"}, 2)
+    assert plain.created_at == datetime(2026, 1, 2, tzinfo=UTC)
+    assert plain.place == "orders, message m"
+    assert made({}, MessageGroupId="g").key == "g"
+    event = {"ce_specversion": text("1.0"), "ce_id": text("1"), "ce_source": text("/shop")}
+    assert made(event).id == '["/shop","1"]'
+    for odd in ("[1", "[]", '{"id": ""}', '{"id": 1}', "[" * 100_000):
+        found = made({"outbox": text(odd)})
+        assert (found.id, found.headers) == ("m", {"outbox": odd})
+    strange = {"id": "1", "key": "\ud800", "headers": [1], "body": "base64", "created": "yesterday"}
+    found = made({"outbox": text(json.dumps(strange))})
+    assert (found.id, found.key, found.headers, found.payload) == ("1", "\\ud800", {}, b"x")
+    assert found.created_at == datetime(2026, 1, 2, tzinfo=UTC)
+    assert delivery_of({}, "orders", 1).payload == b""
+
+
+def test_invalid_options() -> None:
+    """An invalid option is rejected by name when the consumer is created, without repeating a secret."""
+
+    async def asynchronous(_: Delivery) -> Outcome:
+        return Outcome(Verdict.NEW)
+
+    def make(**options: Any) -> Callable[[], SQSConsumer]:
+        given = {"url": "sqs://h", "queue": "q", "handler": payloads([]), **options}
+        return lambda: SQSConsumer(**given)
+
+    wrong = {
+        "url": make(url="amqp://key:s3cr3t@h"),
+        "queue=": make(queue="orders.dead"),
+        "handler": make(handler=asynchronous),
+        "prefetch": make(prefetch=0),
+        "visibility=2": make(visibility=2),
+        "visibility=10.5": make(visibility=10.5),
+        "max_attempts": make(max_attempts=0),
+        "dead_letter='q'": make(dead_letter="q"),
+        "dead_letter='a.b'": make(dead_letter="a.b"),
+        "dead_letter=5": make(dead_letter=5),
+        "concurrency": make(concurrency=0),
+    }
+    for option, mistake in wrong.items():
+        with pytest.raises(InvalidOption, match=f"^{option}") as refused:
+            mistake()
+        assert "s3cr3t" not in str(refused.value)
+    with pytest.raises(InvalidOption, match=r"^handler"):
+        AsyncSQSConsumer("sqs://h", "q", 5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="colour"):
+        make(colour="blue")()
+
+
+def test_what_does_not_go_with_the_queue(sqs: SQSQueues) -> None:
+    """The consumer refuses to start, and names the option."""
+    dead, plain = sqs.new(), sqs.new()
+    buried = sqs.redriving(dead, 5)
+    said = [("ExpiredToken", "^url: SQS refuses the login"), ("AccessDenied", f"^queue='{plain}'")]
+    cases: list[tuple[str, dict[str, Any], str]] = [
+        ("missing", {}, "^queue='missing'"),
+        (plain, {"dead_letter": None}, "^dead_letter=None"),
+        (plain, {"dead_letter": "missing"}, "^dead_letter='missing'"),
+        (buried, {"max_attempts": 5}, "^max_attempts=5.*maxReceiveCount=5"),
+    ]
+    for queue, options, why in cases:
+        with pytest.raises(InvalidOption, match=why):
+            consumer(sqs.url, queue, payloads([]), **options).run()
+    for code, why in said:
+        with (
+            proxy(sqs.url, lambda _, __: refusal(code)) as url,  # noqa: B023 - called within the turn
+            pytest.raises(InvalidOption, match=why),
+        ):
+            consumer(url, plain, payloads([])).run()
+    with pytest.raises(ConnectionError):
+        consumer(f"sqs+http://me:secret@127.0.0.1:{free_port()}", plain, payloads([])).run()
+
+
+def test_a_standard_queue(sqs: SQSQueues) -> None:
+    """A failed message is delivered again by SQS, as a later attempt; one that the database could not take
+    stays, and costs no delivery."""
+    queue, seen = sqs.new(), list[tuple[bytes, int]]()
+
+    def handle(message: Delivery) -> Outcome:
+        seen.append((message.payload, message.attempt))
+        if seen.count((message.payload, message.attempt)) > 1 or message.attempt > 2:
+            return Outcome(Verdict.NEW)
+        if message.payload == b"fails" and message.attempt == 1:
+            return Outcome(Verdict.NEW, error=ValueError("no"))
+        if message.payload == b"waits" and message.attempt == 1:
+            return Outcome(Verdict.NEW, error=ConnectionError("no"), is_answered=True)
+        return Outcome(Verdict.NEW)
+
+    sqs.put(queue, [made_by_others("fails"), made_by_others("waits"), made_by_others("good")])
+    with running(consumer(sqs.url, queue, handle)):
+        wait_until(lambda: len(seen) >= 5)
+        wait_until(lambda: sqs.waiting(queue) == (0, 0))
+    assert sorted(seen) == [(b"fails", 1), (b"fails", 2), (b"good", 1), (b"waits", 1), (b"waits", 2)]
+
+
+def test_dead_letters(sqs: SQSQueues) -> None:
+    """By default they go where the RedrivePolicy says, whole and with the reason, also those of others; from
+    there, they are delivered as they were first."""
+    dead = sqs.new(fifo=True)
+    queue, seen = sqs.redriving(dead, 100), list[Delivery]()
+    ten: Any = {f"n{number}": text(f"{number}") for number in range(9)}
+    ten["binary"] = {"DataType": "Binary.png", "BinaryValue": b"\xff\0"}
+
+    def give_up(message: Delivery) -> Outcome:
+        seen.append(message)
+        return Outcome(Verdict.DEAD, error=GiveUp("no\nway"))
+
+    sqs.put(queue, [made_by_others(group="g-1", **ten)])
+    with running(consumer(sqs.url, queue, give_up, dead_letter=None)):
+        wait_until(lambda: sqs.waiting(queue) == (0, 0) and seen)
+    (letter,) = sqs.taken(dead, 1)
+    said = object_in(attributes_of(letter), ATTRIBUTE)
+    assert "no way" in said["reason"]
+    assert (said["attempt"], said["queue"]) == (1, queue)
+    assert len(letter["MessageAttributes"]) == 10
+    again, first = delivery_of(letter, dead, 1), seen[0]
+    for name in ("id", "topic", "key", "payload", "content_type", "headers", "created_at"):
+        assert getattr(again, name) == getattr(first, name), name
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("room", "has_reason"), [(0, False), (1_000, True)])
+def test_a_dead_letter_without_room(sqs: SQSQueues, room: int, has_reason: bool) -> None:
+    """The reason is cut, or left out, if the message would be too large with it."""
+    queue, dead = sqs.new(), sqs.new()
+
+    def give_up(_: Delivery) -> Outcome:
+        return Outcome(Verdict.DEAD, error=GiveUp("é" * 1_000))
+
+    sqs.put(queue, [made_by_others("a" * (LIMIT - room))])
+    with running(consumer(sqs.url, queue, give_up, dead_letter=dead)):
+        wait_until(lambda: sum(sqs.waiting(dead)))
+        wait_until(lambda: sqs.waiting(queue) == (0, 0))
+    (letter,) = sqs.taken(dead, 1)
+    assert len(letter["Body"]) == LIMIT - room
+    assert bool(object_in(attributes_of(letter), ATTRIBUTE).get("reason")) == has_reason
+
+
+@pytest.mark.long
+def test_acknowledgements_share_requests(sqs: SQSQueues) -> None:
+    """What is done while a request is on its way is deleted with the next one. A deletion whose answer is
+    lost is repeated."""
+    queue, asked, seen = sqs.new(), Counter[str](), list[bytes]()
+
+    def answer(operation: str, ask: Any) -> Any:
+        asked[operation] += 1
+        found = ask()
+        if operation == "DeleteMessageBatch":
+            time.sleep(0.05)
+            return None if asked[operation] == 1 else found
+        return found
+
+    sqs.put(queue, [made_by_others(f"{number}") for number in range(30)])
+    with proxy(sqs.url, answer) as url, running(consumer(url, queue, payloads(seen), concurrency=10)):
+        wait_until(lambda: len(seen) >= 30 and sqs.waiting(queue) == (0, 0))
+    assert len(seen) == 30
+    assert asked["DeleteMessageBatch"] < 20
+
+
+@pytest.mark.long
+def test_outages(sqs: SQSQueues) -> None:
+    """A login that expires, a queue that is deleted and made again: the consumer says that it is not ready,
+    and goes on by itself."""
+    queue, seen, expired = sqs.new(), list[bytes](), threading.Event()
+
+    def answer(_: str, ask: Any) -> Any:
+        return refusal("ExpiredToken") if expired.is_set() else ask()
+
+    with proxy(sqs.url, answer) as url, running(consumer(url, queue, payloads(seen))) as one:
+        wait_until(lambda: one.probe().is_ready)
+        expired.set()
+        wait_until(lambda: not one.probe().is_ready)
+        expired.clear()
+        sqs.put(queue, [made_by_others("1")])
+        wait_until(lambda: seen == [b"1"] and one.probe().is_ready)
+        sqs.delete(queue)
+        wait_until(lambda: not one.probe().is_ready)
+        sqs.new(queue)
+        sqs.put(queue, [made_by_others("2")])
+        wait_until(lambda: seen == [b"1", b"2"])
+
+
+@pytest.mark.long
+def test_a_message_that_is_gone(sqs: SQSQueues, caplog: pytest.LogCaptureFixture) -> None:
+    """If SQS no longer has a message that is being handled, its handler ends, and the consumer goes on."""
+    queue, seen, goes_on = sqs.new(), list[bytes](), threading.Event()
+
+    def handle(message: Delivery) -> Outcome:
+        seen.append(message.payload)
+        goes_on.wait(20)
+        return Outcome(Verdict.NEW)
+
+    sqs.put(queue, [made_by_others("1")])
+    with running(consumer(sqs.url, queue, handle)):
+        wait_until(lambda: seen)
+        sqs.client.purge_queue(QueueUrl=sqs.at(queue))
+        wait_until(lambda: "no longer this consumer's" in caplog.text)
+        goes_on.set()
+        sqs.put(queue, [made_by_others("2")])
+        wait_until(lambda: seen == [b"1", b"2"])
+        wait_until(lambda: sqs.waiting(queue) == (0, 0))
+
+
+@pytest.mark.long  # the database is away for as long as SQS would need for all its deliveries
+def test_the_database_is_away_for_long(sqs: SQSQueues) -> None:
+    """Longer than the queue's own limit of deliveries allows: nothing is among its dead letters, and
+    everything is taken afterwards."""
+    dead = sqs.new()
+    queue, seen, is_away = sqs.redriving(dead, 3), list[bytes](), threading.Event()
+    is_away.set()
+
+    def handle(message: Delivery) -> Outcome:
+        if is_away.is_set():
+            return Outcome(Verdict.NEW, error=ConnectionError("no database"), is_answered=True)
+        seen.append(message.payload)
+        return Outcome(Verdict.NEW)
+
+    sqs.put(queue, [made_by_others(f"{number}") for number in range(30)])
+    with running(consumer(sqs.url, queue, handle, max_attempts=2, dead_letter=None)):
+        time.sleep(15)
+        is_away.clear()
+        wait_until(lambda: len(seen) >= 30 and sqs.waiting(queue) == (0, 0))
+    assert len({*seen}) == 30
+    assert sqs.waiting(dead) == (0, 0)
+
+
+@pytest.mark.long
+def test_a_function_for_dead_letters(sqs: SQSQueues) -> None:
+    """It stores them; while it fails, the message stays."""
+    queue, stored = sqs.new(), list[tuple[bytes, str]]()
+    tries = Counter[bytes]()
+
+    def store(message: Delivery, decision: Decision) -> None:
+        tries[message.payload] += 1
+        if tries[message.payload] == 1:
+            raise OSError("no room")
+        stored.append((message.payload, decision.reason))
+
+    def give_up(_: Delivery) -> Outcome:
+        return Outcome(Verdict.DEAD, error=GiveUp("no way"))
+
+    sqs.put(queue, [made_by_others("1")])
+    with running(consumer(sqs.url, queue, give_up, dead_letter=store)):
+        wait_until(lambda: stored and sqs.waiting(queue) == (0, 0))
+    ((payload, reason),) = stored
+    assert payload == b"1"
+    assert "no way" in reason
