@@ -10,7 +10,7 @@ from tests.servers.server import Missing
 
 T = TypeVar("T")
 
-EXPECTED = "rabbitmq, kafka, rocketmq, amqp://user:password@host/vhost or kafka://host:9092"
+EXPECTED = "rabbitmq, kafka, rocketmq, sqs, amqp://user:password@host/vhost or kafka://host:9092"
 
 
 @contextmanager
@@ -32,6 +32,9 @@ def transport_over(given: str) -> Iterator[Brokered]:
             yield transport
     elif given == "rocketmq":
         with _own_rocket() as transport:
+            yield transport
+    elif given == "sqs":
+        with _own_sqs() as transport:
             yield transport
     elif scheme in ("amqp", "amqps") and separator:
         yield _over_rabbit(given)
@@ -72,6 +75,18 @@ def _own_rocket() -> Iterator[Brokered]:
     server = rocketmq.LocalRocket(_installed(rocketmq.program()))
     try:
         yield Brokered("RocketMQ", Rocket(server.address, server.broker), server.restart)
+    finally:
+        server.stop()
+
+
+@contextmanager
+def _own_sqs() -> Iterator[Brokered]:
+    from examples.order_chain.sqs import SQS  # needs the extra `sqs`
+    from tests.servers import elasticmq
+
+    server = elasticmq.LocalElasticMQ(_installed(elasticmq.program()), on_disk=True)
+    try:
+        yield Brokered("SQS", SQS(server.url), server.restart)
     finally:
         server.stop()
 

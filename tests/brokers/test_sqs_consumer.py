@@ -17,6 +17,10 @@ from inbox._consuming.sqs.delivery import ATTRIBUTE, attributes_of, delivery_of,
 from inbox.errors import GiveUp, InvalidOption
 from inbox.sqs import AsyncSQSConsumer, SQSConsumer
 from inbox_outbox_base.brokers.sqs.message import digest
+from inbox_outbox_base.words.outgoing import ACCEPTED, Envelope, Unavailable, Unknown
+from outbox.sqs import SQSPublisher
+from tests.servers.elasticmq import LocalElasticMQ
+from tests.support.answers import published
 from tests.support.brokers.consumers import SOON, payloads, running
 from tests.support.brokers.sqs_proxy import proxy, refusal
 from tests.support.brokers.sqs_queues import SQSQueues
@@ -38,6 +42,11 @@ def made_by_others(body: str = "x", group: str = "", **attributes: Any) -> dict[
     return (
         entry | {"MessageGroupId": group, "MessageDeduplicationId": digest(uuid4().hex)} if group else entry
     )
+
+
+def envelope(topic: str, payload: bytes) -> Envelope:
+    """A message of an outbox."""
+    return Envelope(f"{uuid4()}", topic, None, payload, "text/plain", {}, 1, datetime.now(UTC))
 
 
 def consumer(url: str, queue: str, handler: Any, **options: Any) -> SQSConsumer:
@@ -237,6 +246,38 @@ def test_outages(sqs: SQSQueues) -> None:
         sqs.new(queue)
         sqs.put(queue, [made_by_others("2")])
         wait_until(lambda: seen == [b"1", b"2"])
+
+
+@pytest.mark.long
+def test_a_server_that_hangs_and_one_that_has_lost_all(private_elasticmq: LocalElasticMQ) -> None:
+    """After SIGSTOP for longer than a request may take, and after a restart without queues and messages, the
+    consumer and the publisher go on by themselves, once the queue is there again."""
+    seen = list[bytes]()
+    with SQSQueues(private_elasticmq.url) as queues:
+        queue = queues.new()
+        publisher = SQSPublisher(private_elasticmq.url, timeout=5)
+
+        def send(body: bytes) -> list[Any]:
+            return published(publisher, [envelope(queue, body)])
+
+        with running(consumer(private_elasticmq.url, queue, payloads(seen))) as one:
+            wait_until(lambda: send(b"1") == [ACCEPTED])
+            wait_until(lambda: seen == [b"1"])
+            private_elasticmq.freeze()
+            try:
+                wait_until(lambda: not one.probe().is_ready)
+                assert {type(each) for each in send(b"frozen")} <= {Unavailable, Unknown}
+            finally:
+                private_elasticmq.thaw()
+            wait_until(lambda: send(b"2") == [ACCEPTED])
+            wait_until(lambda: b"2" in seen and one.probe().is_ready)
+            private_elasticmq.restart_empty()
+            wait_until(lambda: not one.probe().is_ready)
+            assert {type(each) for each in send(b"3")} <= {Unavailable, Unknown}
+            queues.new(queue)
+            wait_until(lambda: send(b"3") == [ACCEPTED])
+            wait_until(lambda: b"3" in seen and one.probe().is_ready)
+        publisher.close()
 
 
 @pytest.mark.long

@@ -22,6 +22,7 @@ from examples.order_chain.plan import Plan
 from examples.order_chain.rabbit import Rabbit
 from examples.order_chain.rocket import Rocket
 from examples.order_chain.shop import INVENTORY, Order
+from examples.order_chain.sqs import SQS
 from examples.order_chain.steps import publish, steps
 from examples.order_chain.transport import Brokered, Direct, Transport
 from examples.order_chain.trial import Result
@@ -44,6 +45,7 @@ pytest_plugins = [
     "tests.support.brokers.rabbit_fixtures",
     "tests.support.brokers.kafka_fixtures",
     "tests.support.brokers.rocketmq_fixtures",
+    "tests.support.brokers.sqs_fixtures",
 ]
 
 PLAN = Plan(orders=12, kills=6)
@@ -79,6 +81,7 @@ if __name__ == "__main__":
         "rabbitmq",
         pytest.param("kafka", marks=pytest.mark.long),
         pytest.param("rocketmq", marks=pytest.mark.long),
+        pytest.param("elasticmq", marks=pytest.mark.long),
     ]
 )
 def transport(request: pytest.FixtureRequest) -> Transport:
@@ -90,6 +93,8 @@ def transport(request: pytest.FixtureRequest) -> Transport:
         return Brokered("Kafka", Kafka(server.address), server.restart)
     if request.param == "rocketmq":
         return Brokered("RocketMQ", Rocket(server.address, server.broker), server.restart)
+    if request.param == "elasticmq":
+        return Brokered("SQS", SQS(server.url), server.restart)
     return Brokered("RabbitMQ", Rabbit(server.url), server.restart)
 
 

@@ -235,9 +235,9 @@ class AsyncSQSConsumer:
                 if callable(self._dead_letter):
                     done("dead_letter", await self._dead_letter(receipt.delivery, decision))
                 else:
-                    await self._link.send(
-                        self._dead_letter, letter_of(self._dead_letter, receipt.delivery, decision)
-                    )
+                    target = self._dead_letter
+                    letter = letter_of(self._link.queue, target, receipt.delivery, decision)
+                    await self._link.send(target, letter)
             except FAILURES as error:  # it may pass, and the message is safe
                 failure = as_failure(error)
                 _log.warning("%s: not stored as a dead letter: %r", receipt.delivery.place, failure)

@@ -34,11 +34,11 @@ _LONGEST_REASON = 1_000
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 
 
-def dead_letter(target: Queue, delivery: Delivery, decision: Decision) -> dict[str, Any]:
-    """The message as it is sent to the queue of dead letters: unchanged, with an attribute that says why it
+def dead_letter(source: Queue, target: Queue, delivery: Delivery, decision: Decision) -> dict[str, Any]:
+    """The message as it is sent from its queue to that of the dead letters: unchanged, with an attribute that says why it
     is there. If the queue has no room for the reason, it is cut, or left out."""
     reason = _UNPRINTABLE.sub(" ", decision.reason)[:_LONGEST_REASON].strip() or str(decision.action)
-    said = {**_known(delivery), QUEUE: delivery.topic, ATTEMPT: delivery.attempt, REASON: reason}
+    said = {**_known(delivery), QUEUE: source.name, ATTEMPT: delivery.attempt, REASON: reason}
     once = str(delivery.raw.get("MessageId"))
     entry = _copy(target, delivery, said, once=once)
     while wire.size_of(entry) > target.largest and said:
