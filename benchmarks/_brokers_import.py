@@ -14,6 +14,7 @@ _IMPORTS = {
     "Kafka": f"{_ALONE}, inbox.kafka, outbox.kafka",
     "RabbitMQ": f"{_ALONE}, inbox.rabbitmq, outbox.rabbitmq",
     "RocketMQ": f"{_ALONE}, inbox.rocketmq, outbox.rocketmq",
+    "SQS": f"{_ALONE}, inbox.sqs, outbox.sqs",
 }
 _PROGRAM = """
 import {modules}

@@ -14,6 +14,7 @@ from tests import servers
 from tests.support.brokers.kafka_topics import Topics as KafkaTopics
 from tests.support.brokers.rabbit_queues import Queues
 from tests.support.brokers.rocketmq_topics import Topics as RocketTopics
+from tests.support.brokers.sqs_queues import SQSQueues
 
 from . import _command
 from ._brokers_consume import consume
@@ -23,6 +24,7 @@ from ._brokers_lab import started
 from ._brokers_publish import publish
 from ._brokers_rabbitmq import Rabbit
 from ._brokers_rocketmq import Rocket
+from ._brokers_sqs import Queueing, publish_to_sqs
 from ._lab import Lab
 from ._measure import Report
 
@@ -54,6 +56,20 @@ def _rocketmq(lab: Lab) -> Report:
         return consume(lab, "RocketMQ", rocket)
 
 
+def _sqs(lab: Lab) -> Report:
+    with (
+        started(servers.find_elasticmq) as found,
+        SQSQueues(found.url) as queues,
+        closing(Queueing(queues)) as queueing,
+    ):
+        return consume(lab, "SQS", queueing)
+
+
+def _sqs_publisher(lab: Lab) -> Report:
+    with started(servers.find_elasticmq) as found, SQSQueues(found.url) as queues:
+        return publish_to_sqs(lab, queues)
+
+
 def _publisher(lab: Lab) -> Report:
     with started(servers.find_rocket) as found, RocketTopics(found.address, found.broker) as topics:
         return publish(lab, topics)
@@ -63,7 +79,9 @@ BENCHMARKS: _command.Benchmarks[Lab] = {
     "kafka": _kafka,
     "rabbitmq": _rabbitmq,
     "rocketmq": _rocketmq,
+    "sqs": _sqs,
     "publisher": _publisher,
+    "sqs_publisher": _sqs_publisher,
     "import": importing,
 }
 
