@@ -1,5 +1,7 @@
-"""Deliver messages from Amazon SQS and queues like it to a handler of an inbox (extra `sqs`)."""
+"""Deliver messages from Amazon SQS to a handler of an inbox, and move dead letters back (extra `sqs`)."""
 
 from inbox._consuming.sqs.consumer import AsyncSQSConsumer, SQSConsumer
+from inbox._consuming.sqs.redrive import redrive
+from inbox_outbox_base.words.redriven import Redriven
 
-__all__ = ["AsyncSQSConsumer", "SQSConsumer"]
+__all__ = ["AsyncSQSConsumer", "Redriven", "SQSConsumer", "redrive"]

@@ -21,7 +21,10 @@ from inbox_outbox_base.words.redriven import Redriven
 
 from .deciding import say
 
-_EXPECTED = "amqp://user@host/vhost, kafka://host:9092?setting=value, or rocketmq://host:8081"
+_EXPECTED = (
+    "amqp://user@host/vhost, kafka://host:9092?setting=value, rocketmq://host:8081, or "
+    "sqs://sqs.eu-west-1.amazonaws.com"
+)
 
 
 class KeyedBy(StrEnum):
@@ -80,7 +83,7 @@ def redrive(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count; move nothing.")] = False,
     json: Json = False,
 ) -> None:
-    """Move dead letters of RabbitMQ, Kafka or RocketMQ back, to be handled again."""
+    """Move dead letters of RabbitMQ, Kafka, RocketMQ or SQS back, to be handled again."""
     moving, where = _mover(broker, group)
     with ExitStack() as opened:
         wanted: list[Callable[[Delivery], bool]] = []
@@ -120,6 +123,11 @@ def _mover(broker: str, group: str | None) -> tuple[Callable[..., Redriven], Any
 
         remember(unquote(_password(broker)))
         return rabbitmq.redrive, broker
+    if scheme in ("sqs", "sqs+http") and rest:
+        from inbox import sqs
+
+        remember_secret(broker)
+        return sqs.redrive, broker
     if scheme == "kafka" and rest:
         from inbox import kafka
 

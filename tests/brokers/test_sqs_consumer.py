@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
-from uuid import uuid4
 
 import pytest
 
@@ -16,12 +15,12 @@ from inbox import Decision, Delivery, Outcome, Verdict
 from inbox._consuming.sqs.delivery import ATTRIBUTE, attributes_of, delivery_of, object_in
 from inbox.errors import GiveUp, InvalidOption
 from inbox.sqs import AsyncSQSConsumer, SQSConsumer
-from inbox_outbox_base.brokers.sqs.message import digest
-from inbox_outbox_base.words.outgoing import ACCEPTED, Envelope, Unavailable, Unknown
+from inbox_outbox_base.words.outgoing import ACCEPTED, Unavailable, Unknown
 from outbox.sqs import SQSPublisher
 from tests.servers.elasticmq import LocalElasticMQ
 from tests.support.answers import published
 from tests.support.brokers.consumers import SOON, payloads, running
+from tests.support.brokers.sqs_messages import envelope, made_by_others, text
 from tests.support.brokers.sqs_proxy import proxy, refusal
 from tests.support.brokers.sqs_queues import SQSQueues
 from tests.support.processes import wait_until
@@ -29,24 +28,6 @@ from tests.support.processes import wait_until
 pytest_plugins = ["tests.support.brokers.sqs_fixtures"]
 
 LIMIT = 262_144
-
-
-def text(value: str) -> dict[str, str]:
-    """An attribute."""
-    return {"DataType": "String", "StringValue": value}
-
-
-def made_by_others(body: str = "x", group: str = "", **attributes: Any) -> dict[str, Any]:
-    """A message that no outbox has sent."""
-    entry: dict[str, Any] = {"MessageBody": body, "MessageAttributes": attributes}
-    return (
-        entry | {"MessageGroupId": group, "MessageDeduplicationId": digest(uuid4().hex)} if group else entry
-    )
-
-
-def envelope(topic: str, payload: bytes) -> Envelope:
-    """A message of an outbox."""
-    return Envelope(f"{uuid4()}", topic, None, payload, "text/plain", {}, 1, datetime.now(UTC))
 
 
 def consumer(url: str, queue: str, handler: Any, **options: Any) -> SQSConsumer:

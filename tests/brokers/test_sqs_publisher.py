@@ -15,7 +15,6 @@ from inbox_outbox_base.brokers.sqs.address import parse
 from inbox_outbox_base.words.outgoing import (
     ACCEPTED,
     Accepted,
-    Envelope,
     Outcome,
     Refused,
     Unavailable,
@@ -24,16 +23,13 @@ from inbox_outbox_base.words.outgoing import (
 from outbox.errors import InvalidOption, UnsafeBroker
 from outbox.sqs import SQSPublisher
 from tests.support.answers import published
+from tests.support.brokers.sqs_messages import envelope
 from tests.support.brokers.sqs_proxy import proxy, refusal
 from tests.support.brokers.sqs_queues import SQSQueues
 
 pytest_plugins = ["tests.support.brokers.sqs_fixtures"]
 
 LIMIT = 262_144
-
-
-def envelope(topic: str, payload: bytes | None = b"x", key: str | None = None, **headers: str) -> Envelope:
-    return Envelope(f"{uuid4()}", topic, key, payload, "text/plain", headers, 1, datetime.now(UTC))
 
 
 @pytest.fixture

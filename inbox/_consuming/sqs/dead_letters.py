@@ -9,7 +9,7 @@ from typing import Any
 
 from inbox._listening.outcome import Decision
 from inbox_outbox_base.brokers.sqs import message as wire
-from inbox_outbox_base.brokers.sqs.queue import Queue
+from inbox_outbox_base.brokers.sqs.queue import Queue, is_name
 from inbox_outbox_base.words.incoming import Delivery
 
 from .delivery import (
@@ -19,6 +19,7 @@ from .delivery import (
     CREATED,
     ID,
     KEY,
+    LOOKED_AT,
     MORE,
     QUEUE,
     REASON,
@@ -35,8 +36,8 @@ _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 
 
 def dead_letter(source: Queue, target: Queue, delivery: Delivery, decision: Decision) -> dict[str, Any]:
-    """The message as it is sent from its queue to that of the dead letters: unchanged, with an attribute that says why it
-    is there. If the queue has no room for the reason, it is cut, or left out."""
+    """The message as it is sent from its queue to that of the dead letters: unchanged, with an attribute that
+    says why it is there. If there is no room for the reason, it is cut, or left out."""
     reason = _UNPRINTABLE.sub(" ", decision.reason)[:_LONGEST_REASON].strip() or str(decision.action)
     said = {**_known(delivery), QUEUE: source.name, ATTEMPT: delivery.attempt, REASON: reason}
     once = str(delivery.raw.get("MessageId"))
@@ -48,9 +49,35 @@ def dead_letter(source: Queue, target: Queue, delivery: Delivery, decision: Deci
     return entry
 
 
-def moved_back(target: Queue, delivery: Delivery) -> dict[str, Any]:
-    """A dead letter as it is sent back to a queue, to begin anew."""
-    return _copy(target, delivery, _known(delivery), once=token_hex(8))
+def moved_back(target: Queue, delivery: Delivery) -> dict[str, Any] | None:
+    """A dead letter as it is sent back to a queue, to begin anew; None if it is too large for it."""
+    return _fitting(target, delivery, _known(delivery)) or _fitting(target, delivery, {})
+
+
+def looked_at(letters: Queue, delivery: Delivery, mark: str) -> dict[str, Any] | None:
+    """A dead letter that stays as it is written anew; None if the queue has no room for the mark."""
+    said = object_in(attributes_of(delivery.raw), ATTRIBUTE)
+    source = source_of(delivery.raw)
+    said |= {**_known(delivery), **({} if source is None else {QUEUE: source}), LOOKED_AT: mark}
+    said.pop(MORE, None)
+    return _fitting(letters, delivery, said)
+
+
+def is_looked_at(letter: Mapping[str, Any], mark: str) -> bool:
+    """Whether a dead letter was written anew with this mark."""
+    return object_in(attributes_of(letter), ATTRIBUTE).get(LOOKED_AT) == mark
+
+
+def source_of(letter: Mapping[str, Any]) -> str | None:
+    """The queue from which a dead letter came, whether our consumer or SQS itself has put it away."""
+    said = object_in(attributes_of(letter), ATTRIBUTE).get(QUEUE)
+    name = said or (system(letter, "DeadLetterQueueSourceArn") or "").rpartition(":")[2]
+    return name if is_name(name) else None
+
+
+def _fitting(target: Queue, delivery: Delivery, said: Mapping[str, Any]) -> dict[str, Any] | None:
+    entry = _copy(target, delivery, said, once=token_hex(8))
+    return entry if wire.size_of(entry) <= target.largest else None
 
 
 def _known(delivery: Delivery) -> dict[str, Any]:

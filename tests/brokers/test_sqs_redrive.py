@@ -1,0 +1,87 @@
+"""Dead letters of SQS that are moved back."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from inbox import Delivery, Outcome, Verdict
+from inbox.errors import InvalidOption
+from inbox.sqs import Redriven, SQSConsumer, redrive
+from outbox.sqs import SQSPublisher
+from tests.support.answers import published
+from tests.support.brokers.consumers import SOON, running
+from tests.support.brokers.sqs_messages import envelope, made_by_others
+from tests.support.brokers.sqs_queues import SQSQueues
+from tests.support.cli import error, in_this_process, succeeded
+from tests.support.processes import wait_until
+
+pytest_plugins = ["tests.support.brokers.sqs_fixtures"]
+
+REFUSED = Outcome(Verdict.MISMATCH)
+
+
+@pytest.mark.parametrize("fifo", [True, pytest.param(False, marks=pytest.mark.long)])
+def test_letters_go_back_to_their_queue(sqs: SQSQueues, fifo: bool) -> None:
+    """Each is the same message for its handler, with its id, key, time and headers, also one of another
+    program; those that are not wanted stay. What is one of them and behind another of its key is found."""
+    queue, dead, seen = sqs.new(fifo=fifo), sqs.new(fifo=fifo), list[Delivery]()
+    batch = [envelope("orders", b"%d" % number, "k", note="é") for number in range(3)]
+    publisher = SQSPublisher(sqs.url, queues={"orders": queue})
+    for message in batch:
+        published(publisher, [message])
+    sqs.put(queue, [made_by_others("theirs", group="theirs" if fifo else "")])
+    publisher.close()
+
+    def handle(message: Delivery) -> Outcome:
+        seen.append(message)
+        return REFUSED if len(seen) <= 4 else Outcome(Verdict.NEW)
+
+    with running(SQSConsumer(sqs.url, queue, handle, dead_letter=dead, backoff=SOON, visibility=10)):
+        wait_until(lambda: sqs.waiting(dead) == (4, 0))
+        before = {each.id: each for each in seen}
+        wanted = {batch[1].id, *(each.id for each in seen if each.payload == b"theirs")}
+        for dry_run in (True, False):
+            done = redrive(sqs.url, dead, only=lambda each: each.id in wanted, dry_run=dry_run)
+            assert done == Redriven(2, 2)
+        wait_until(lambda: len(seen) == 6)
+        assert redrive(sqs.url, dead, limit=1) == Redriven(1, 0)
+        assert redrive(sqs.url, dead) == Redriven(1, 0)
+        wait_until(lambda: len(seen) == 8)
+    assert {each.id for each in seen[4:6]} == wanted
+    for each in seen[4:]:
+        changing: dict[str, Any] = {"raw": None, "place": None}
+        assert replace(each, **changing) == replace(before[each.id], **changing)
+    assert sqs.waiting(dead) == (0, 0)
+
+
+def test_letters_that_sqs_has_put_away(sqs: SQSQueues) -> None:
+    """They go to the queue that is given. Without it, and where there is no such queue, nothing is moved, and
+    the letters stay for others."""
+    queue, dead = sqs.new(), sqs.new()
+    sqs.put(dead, [made_by_others("1"), made_by_others("2")])
+    wrong: dict[str, dict[str, Any]] = {
+        "to=None": {},
+        "to='missing'": {"to": "missing"},
+        f"to='{dead}'": {"to": dead},
+    }
+    for why, options in wrong.items():
+        with pytest.raises(InvalidOption, match=f"^{why}"):
+            redrive(sqs.url, dead, **options)
+        assert sqs.waiting(dead) == (2, 0)
+    with pytest.raises(InvalidOption, match=r"^dead_letters='missing'"):
+        redrive(sqs.url, "missing")
+    to = sqs.url.replace("key:secret", "key:s3cr3t")
+    text = succeeded(in_this_process("redrive", dead, "--broker", to, "--into", queue))
+    assert "2 dead letters were moved back, 0 stay" in text
+    assert [each.payload for each in sqs.received(queue, 2)] == [b"1", b"2"]
+    said = error(in_this_process("redrive", dead, "--broker", "sqs://key:s3cr3t@host:port"))
+    assert "--broker: expected sqs://" in said
+    assert "s3cr3t" not in said
+
+
+def test_a_letter_that_is_too_large(sqs: SQSQueues) -> None:
+    """It is counted, and stays."""
+    dead = sqs.new()
+    sqs.put(dead, [made_by_others("a" * 262_144), made_by_others("b")])
+    assert redrive(sqs.url, dead, to=sqs.new()) == Redriven(2, 0)
