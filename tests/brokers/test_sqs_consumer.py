@@ -123,10 +123,11 @@ def test_what_does_not_go_with_the_queue(sqs: SQSQueues) -> None:
 def test_a_standard_queue(sqs: SQSQueues) -> None:
     """A failed message is delivered again by SQS, as a later attempt; one that the database could not take
     stays, and costs no delivery."""
-    queue, seen = sqs.new(), list[tuple[bytes, int]]()
+    queue, seen, deliveries = sqs.new(), list[tuple[bytes, int]](), Counter[bytes]()
 
     def handle(message: Delivery) -> Outcome:
         seen.append((message.payload, message.attempt))
+        deliveries[message.payload] = int(message.raw["Attributes"]["ApproximateReceiveCount"])
         if seen.count((message.payload, message.attempt)) > 1 or message.attempt > 2:
             return Outcome(Verdict.NEW)
         if message.payload == b"fails" and message.attempt == 1:
@@ -140,6 +141,26 @@ def test_a_standard_queue(sqs: SQSQueues) -> None:
         wait_until(lambda: len(seen) >= 5)
         wait_until(lambda: sqs.waiting(queue) == (0, 0))
     assert sorted(seen) == [(b"fails", 1), (b"fails", 2), (b"good", 1), (b"waits", 1), (b"waits", 2)]
+    assert deliveries == {b"fails": 2, b"waits": 1, b"good": 1}
+
+
+def test_a_fifo_queue(sqs: SQSQueues) -> None:
+    """A failed message stays with the consumer, and the later ones of its key wait for it, also those that
+    came with it."""
+    queue, seen, done = sqs.new(fifo=True), Counter[bytes](), list[bytes]()
+
+    def handle(message: Delivery) -> Outcome:
+        seen[message.payload] += 1
+        if message.payload == b"1" and seen[b"1"] < 3:
+            return Outcome(Verdict.NEW, error=ValueError("no"))
+        done.append(message.payload)
+        return Outcome(Verdict.NEW)
+
+    sqs.put(queue, [made_by_others(body, group="g") for body in "123"] + [made_by_others("4", group="h")])
+    with running(consumer(sqs.url, queue, handle)):
+        wait_until(lambda: len(done) >= 4 and sqs.waiting(queue) == (0, 0))
+    assert [each for each in done if each != b"4"] == [b"1", b"2", b"3"]
+    assert seen == {b"1": 3, b"2": 1, b"3": 1, b"4": 1}
 
 
 def test_dead_letters(sqs: SQSQueues) -> None:

@@ -195,9 +195,10 @@ def test_a_queue_that_is_made_again(sqs: SQSQueues, publisher: SQSPublisher) -> 
 def test_answers(sqs: SQSQueues) -> None:
     """What SQS says of a whole request, or of one message, is the outcome; a lost answer is unknown, and the
     same message is stored once."""
-    topic, said = sqs.new(fifo=True), list[Any]()
+    topic, said, asked = sqs.new(fifo=True), list[Any](), list[str]()
 
     def answer(operation: str, ask: Any) -> Any:
+        asked.append(operation)
         return said[0](ask) if operation == "SendMessageBatch" else ask()
 
     def failed(code: str, *, is_ours: bool) -> Any:
@@ -228,6 +229,8 @@ def test_answers(sqs: SQSQueues) -> None:
             (outcome,) = published(publisher, [message])
             assert isinstance(outcome, expected), (outcome, expected)
         publisher.close()
+    # Before each send that follows neither an acceptance nor a refusal, SQS has to answer.
+    assert asked.count("GetQueueUrl") == len(cases) - 2
     assert len(sqs.taken(topic, 1)) == 1
 
 

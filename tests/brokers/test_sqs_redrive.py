@@ -26,7 +26,9 @@ def test_letters_go_back_to_their_queue(sqs: SQSQueues, fifo: bool) -> None:
     """Each is the same message for its handler, with its id, key, time and headers, also one of another
     program; those that are not wanted stay. What is one of them and behind another of its key is found."""
     queue, dead, seen = sqs.new(fifo=fifo), sqs.new(fifo=fifo), list[Delivery]()
-    batch = [envelope("orders", b"%d" % number, "k", note="é") for number in range(3)]
+    batch = [
+        envelope("orders", b"%d" % number, "k", note="é") for number in range(12)
+    ]  # more than an answer has
     publisher = SQSPublisher(sqs.url, queues={"orders": queue})
     for message in batch:
         published(publisher, [message])
@@ -35,21 +37,21 @@ def test_letters_go_back_to_their_queue(sqs: SQSQueues, fifo: bool) -> None:
 
     def handle(message: Delivery) -> Outcome:
         seen.append(message)
-        return REFUSED if len(seen) <= 4 else Outcome(Verdict.NEW)
+        return REFUSED if len(seen) <= 13 else Outcome(Verdict.NEW)
 
     with running(SQSConsumer(sqs.url, queue, handle, dead_letter=dead, backoff=SOON, visibility=10)):
-        wait_until(lambda: sqs.waiting(dead) == (4, 0))
+        wait_until(lambda: sqs.waiting(dead) == (13, 0))
         before = {each.id: each for each in seen}
-        wanted = {batch[1].id, *(each.id for each in seen if each.payload == b"theirs")}
+        wanted = {batch[11].id, *(each.id for each in seen if each.payload == b"theirs")}
         for dry_run in (True, False):
             done = redrive(sqs.url, dead, only=lambda each: each.id in wanted, dry_run=dry_run)
-            assert done == Redriven(2, 2)
-        wait_until(lambda: len(seen) == 6)
+            assert done == Redriven(2, 11)
+        wait_until(lambda: len(seen) == 15)
         assert redrive(sqs.url, dead, limit=1) == Redriven(1, 0)
-        assert redrive(sqs.url, dead) == Redriven(1, 0)
-        wait_until(lambda: len(seen) == 8)
-    assert {each.id for each in seen[4:6]} == wanted
-    for each in seen[4:]:
+        assert redrive(sqs.url, dead) == Redriven(10, 0)
+        wait_until(lambda: len(seen) == 26)
+    assert {each.id for each in seen[13:15]} == wanted
+    for each in seen[13:]:
         changing: dict[str, Any] = {"raw": None, "place": None}
         assert replace(each, **changing) == replace(before[each.id], **changing)
     assert sqs.waiting(dead) == (0, 0)
