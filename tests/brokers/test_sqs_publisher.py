@@ -92,6 +92,7 @@ def test_what_is_no_address(url: str) -> None:
     ("options", "text"),
     [
         ({"topics": "orders"}, "topics='orders'"),
+        ({"topics": ["a.b"]}, "topics='a.b'"),
         ({"queues": {"a.b": "a.b"}}, "queues={'a.b': 'a.b'}"),
         ({"largest": 0}, "largest=0"),
         ({"timeout": 0}, "timeout=0"),
@@ -255,6 +256,7 @@ def test_the_check(sqs: SQSQueues, caplog: pytest.LogCaptureFixture) -> None:
             publisher.check(20)
         said[:] = [refusal("AccessDenied")]
         publisher.check(20)
+        SQSPublisher(url).check(20)
         assert published(publisher, [envelope(topic)]) == [ACCEPTED]
         said[:] = [(200, {"Attributes": {"MaximumMessageSize": "1024"}})]
         small = SQSPublisher(url)
@@ -262,6 +264,11 @@ def test_the_check(sqs: SQSQueues, caplog: pytest.LogCaptureFixture) -> None:
         assert isinstance(outcome, Refused)
         assert "1024" in outcome.reason
         publisher.close()
+    with (
+        proxy(sqs.url, lambda _, __: refusal("ExpiredToken")) as url,
+        pytest.raises(UnsafeBroker, match="refuses the login"),
+    ):
+        SQSPublisher(url).check(20)
     assert not caplog.records
     SQSPublisher(f"sqs+http://me:secret@127.0.0.1:{free_port()}", topics=[topic]).check(20)
     assert "is not checked" in caplog.text

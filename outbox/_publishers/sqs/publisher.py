@@ -14,8 +14,16 @@ from outbox._publishers.sends_in_threads import SendsInThreads
 
 with brought_by("sqs"):
     from inbox_outbox_base.brokers.sqs import address
-    from inbox_outbox_base.brokers.sqs.client import FAILURES, NO_LOGIN, NO_QUEUE, code_of, text_of
-    from inbox_outbox_base.brokers.sqs.queue import is_name
+    from inbox_outbox_base.brokers.sqs.client import (
+        FAILURES,
+        NO_LOGIN,
+        NO_QUEUE,
+        ClientError,
+        NoCredentialsError,
+        code_of,
+        text_of,
+    )
+    from inbox_outbox_base.brokers.sqs.queue import Queue, is_name
 
     from .links import QueueLinks
     from .sending import SQSSending
@@ -26,6 +34,7 @@ _SHARE_FOR_A_REQUEST = 0.35
 _SHARE_FOR_STARTING = 0.6
 """The part of the time limit in which requests begin."""
 _SHARE_FOR_SENDING = 0.95
+_ANY_TOPIC = "outbox"
 _SHORTEST_RETENTION = 24 * 60 * 60
 """Seconds."""
 
@@ -72,13 +81,17 @@ class SQSPublisher:
         self._address = address.parse(url, error=InvalidOption)
         if isinstance(topics, str) or not all(isinstance(topic, str) for topic in topics):
             raise InvalidOption(f"topics={topics!r}: expected a sequence of strings")
-        for topic, name in (queues or {}).items():
+        named = dict(queues or {})
+        for topic, name in named.items():
             if not is_name(name):
                 raise InvalidOption(f"queues={{{topic!r}: {name!r}}}: expected the name of a queue")
+        for topic in topics:
+            if not is_name(named.get(topic, topic)):
+                raise InvalidOption(f"topics={topic!r}: no queue can have this name; name it by queues=")
         self._topics = tuple(topics)
         self.timeout = outbox_options.seconds("timeout", timeout, positive=True)
         most = None if largest is None else options.count("largest", largest, error=InvalidOption)
-        self._links = QueueLinks(self._address, self.timeout * _SHARE_FOR_A_REQUEST, queues or {}, most)
+        self._links = QueueLinks(self._address, self.timeout * _SHARE_FOR_A_REQUEST, named, most)
         self._sendings: set[SQSSending] = set()
 
     def __repr__(self) -> str:
@@ -96,21 +109,25 @@ class SQSPublisher:
         """
         if self.timeout >= lease:
             raise UnsafeBroker(f"timeout={self.timeout:g}: expected less than the lease of {lease:g} s")
-        for topic in self._topics:
-            self._check_topic(topic)
+        for topic in self._topics or (_ANY_TOPIC,):
+            try:
+                found = self._links.look(topic)
+            except FAILURES as error:
+                self._judge(topic, error)
+            else:
+                self._check_retention(topic, found)
 
-    def _check_topic(self, topic: str) -> None:
-        try:
-            found = self._links.look(topic)
-        except FAILURES as error:
-            if code_of(error) in NO_LOGIN:
-                raise UnsafeBroker(
-                    f"url={str(self._address)!r}: SQS refuses the login: {text_of(error)}"
-                ) from None
-            if code_of(error) in NO_QUEUE:
-                raise UnsafeBroker(f"topics={topic!r}: there is no such queue") from None
-            _log.warning("%r: topic %r is not checked: %s", self, topic, text_of(error))
-            return
+    def _judge(self, topic: str, error: Exception) -> None:
+        if code_of(error) in NO_LOGIN or isinstance(error, NoCredentialsError):
+            raise UnsafeBroker(f"url={str(self._address)!r}: SQS refuses the login: {text_of(error)}")
+        if topic not in self._topics and isinstance(error, ClientError):
+            return  # it has answered, and that is all that was asked
+        if code_of(error) in NO_QUEUE:
+            raise UnsafeBroker(f"topics={topic!r}: there is no such queue")
+        _log.warning("%r: topic %r is not checked: %s", self, topic, text_of(error))
+
+    @staticmethod
+    def _check_retention(topic: str, found: Queue) -> None:
         if found.retention is not None and found.retention < _SHORTEST_RETENTION:
             raise UnsafeBroker(
                 f"topics={topic!r}: queue {found.name!r} has MessageRetentionPeriod={found.retention}, after "
