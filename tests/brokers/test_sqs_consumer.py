@@ -5,13 +5,15 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy import Connection
 
 from examples.embedded_postgres import free_port
-from inbox import Decision, Delivery, Outcome, Verdict
+from inbox import Decision, Delivery, Inbox, Outcome, Retention, Verdict, message_id
 from inbox._consuming.sqs.delivery import ATTRIBUTE, attributes_of, delivery_of, object_in
 from inbox.errors import GiveUp, InvalidOption
 from inbox.sqs import AsyncSQSConsumer, SQSConsumer
@@ -23,6 +25,7 @@ from tests.support.brokers.consumers import SOON, payloads, running
 from tests.support.brokers.sqs_messages import envelope, made_by_others, text
 from tests.support.brokers.sqs_proxy import proxy, refusal
 from tests.support.brokers.sqs_queues import SQSQueues
+from tests.support.database import Database
 from tests.support.processes import wait_until
 
 pytest_plugins = ["tests.support.brokers.sqs_fixtures"]
@@ -324,6 +327,34 @@ def test_the_database_is_away_for_long(sqs: SQSQueues) -> None:
         wait_until(lambda: len(seen) >= 30 and sqs.waiting(queue) == (0, 0))
     assert len({*seen}) == 30
     assert sqs.waiting(dead) == (0, 0)
+
+
+def test_a_message_from_before_the_retention(sqs: SQSQueues, sqlite: Database) -> None:
+    """It is a dead letter, since nobody knows whether it was taken; a copy of a younger one is a duplicate,
+    also where it is known from memory."""
+    queue, dead, taken, delivered = sqs.new(), sqs.new(), list[bytes](), list[bytes]()
+    kept = Retention(broker=timedelta(days=4), producer=timedelta(hours=1), network=timedelta(minutes=5))
+    inbox = Inbox("billing", retention=kept, remember=100)
+
+    @inbox.handler(sqlite.engine(), key=message_id, message_time=lambda message: message.created_at)
+    def bill(_: Connection, message: Delivery) -> None:
+        taken.append(message.payload)
+
+    def handle(message: Delivery) -> Outcome:
+        delivered.append(message.payload)
+        return bill(message)
+
+    young = envelope(queue, b"young")
+    old = replace(envelope(queue, b"old"), created_at=datetime.now(UTC) - timedelta(days=5))
+    publisher = SQSPublisher(sqs.url)
+    assert published(publisher, [young, old]) == [ACCEPTED] * 2
+    assert published(publisher, [young]) == [ACCEPTED]
+    publisher.close()
+    with running(consumer(sqs.url, queue, handle, dead_letter=dead)):
+        wait_until(lambda: len(delivered) == 3 and sqs.waiting(queue) == (0, 0))
+    assert taken == [b"young"]
+    ((letter, reason),) = sqs.dead_letters(dead)
+    assert (letter.payload, reason) == (b"old", "too_old")
 
 
 @pytest.mark.long
