@@ -15,7 +15,7 @@ from ._exit import LATE, NOT_FOUND
 from ._group import CommandGroup
 from ._operating.deciding import By, OfError, OfKey, OfTopic, Why
 from ._operating.messages import print_messages
-from ._operating.topics import rows_of
+from ._operating.topics import STATES_SAID, rows_of
 from ._operating.units import duration
 from ._place import place_of, print_place
 from ._print import as_json, grid, printable
@@ -73,6 +73,8 @@ def _print_status(found: OutboxStatus) -> None:
         (*MessageState, "oldest", "buckets", "of no relay", "paused"),
         [(*shown.values(), age, str(found.buckets), str(found.unowned), ", ".join(found.paused) or "-")],
     )
+    if found.waiting or found.unknown:
+        print(STATES_SAID)
     if len(found.generations) > 1:
         _print_generations(found.generations)
     if found.stray:

@@ -24,7 +24,7 @@ from outbox import OutboxOverview
 from .looking import look
 from .over_time import lines_of
 from .problems import HealthLimits, problems
-from .topics import rows_of
+from .topics import STATES_SAID, rows_of
 from .units import duration, size
 
 _ROWS = 15
@@ -104,6 +104,8 @@ def _of_outbox(found: OutboxOverview, width: int) -> Iterator[Any]:
     counts = [str(getattr(found, state)) for state in states]
     oldest = "-" if found.oldest_age is None else duration(timedelta(seconds=found.oldest_age))
     yield table((*states, "oldest", "of no relay"), [(*counts, oldest, str(found.unowned))], width)
+    if found.waiting.number or found.unknown.number:
+        yield Text(STATES_SAID)
     headings, rows = rows_of(found)
     if rows:
         yield table(headings, rows[:_ROWS], width)

@@ -7,6 +7,11 @@ from outbox import OutboxOverview
 from .units import duration
 
 _STATES = ("pending", "waiting", "unknown", "held", "dead")
+STATES_SAID = (
+    "pending: not sent yet; waiting: sent and not taken; unknown: sent without an answer. "
+    "Messages of the last two are sent again."
+)
+"""Below the counts, if there are such messages: the words alone do not tell these states apart."""
 
 
 def rows_of(found: OutboxOverview) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:

@@ -209,7 +209,9 @@ def test_one_half(database: Database, feature: str) -> None:
 
 def test_status_by_topic(engine: Engine, run: Run) -> None:
     """Each topic has its own row, with an error and the id of a message that has it; an empty outbox has no
-    row."""
+    row. Once a message was sent and not taken, the words for that are explained, in `top`, too."""
+    explained = "pending: not sent yet; waiting: sent and not taken;"
+    assert explained not in run("outbox", "status").stdout + run("top").stdout
     assert len(rows(succeeded(run("outbox", "status", "--by-topic")))) == 1
     (first, _) = publish(engine, "a1", "b1", topic="mail")
     relay(engine, Recorder({"a1": [Unavailable("the queue is full", 3_600.0)]}))
@@ -217,6 +219,7 @@ def test_status_by_topic(engine: Engine, run: Run) -> None:
     _, row = rows(succeeded(run("outbox", "status", "--by-topic")))
     assert row[:6] == ["mail", "1", "1", "0", "0", "0"]
     assert row[8] == f"the queue is full ({first})"
+    assert all(explained in succeeded(run(*command)) for command in (("outbox", "status"), ("top",)))
     (topic,) = as_json(run("outbox", "status", "--by-topic", "--json"))["topics"]
     assert (topic["topic"], topic["waiting"]) == ("mail", {"number": 1, "precision": "exact"})
 
