@@ -5,6 +5,7 @@ from typing import Any
 
 from sqlalchemy import (
     BindParameter,
+    ColumnElement,
     Delete,
     Insert,
     Integer,
@@ -101,12 +102,23 @@ def join(tables: OutboxTables) -> Insert:
     return insert(tables.relay).values(given | {"lease_until": in_seconds("lease")})
 
 
+def _held(tables: OutboxTables) -> ColumnElement[bool]:
+    """The row of a relay that still has its lease and knows the newest generation of buckets."""
+    c = tables.relay.c
+    return and_(c.epoch == bindparam("epoch_"), c.generation == bindparam("generation_"))
+
+
+@cache
+def hold(tables: OutboxTables) -> Select[Any]:
+    """Lock a relay's row, if the relay still has its lease and knows the newest generation of buckets. It
+    writes no version of the row: `note` does."""
+    return select(tables.relay.c.epoch).where(_held(tables)).with_for_update(key_share=True)
+
+
 @cache
 def renew(tables: OutboxTables) -> Update:
-    """Renew a relay's lease, if the relay still has it and knows the newest generation of buckets."""
-    c = tables.relay.c
-    mine = and_(c.epoch == bindparam("epoch_"), c.generation == bindparam("generation_"))
-    return update(tables.relay).where(mine).values(lease_until=in_seconds("lease"))
+    """The same, and renew the lease."""
+    return update(tables.relay).where(_held(tables)).values(lease_until=in_seconds("lease"))
 
 
 @cache
@@ -117,10 +129,11 @@ def announced(tables: OutboxTables) -> Select[Any]:
 
 @cache
 def note(tables: OutboxTables) -> Update:
-    """Record the messages that a relay is about to send."""
+    """Record the messages that a relay is about to send, and renew its lease: one version of the row."""
     mine = tables.relay.c.epoch == bindparam("epoch_")
     sending: BindParameter[Any] = bindparam("sending", type_=tables.relay.c.sending.type)
-    return update(tables.relay).where(mine).values(sending=sending)
+    given = (tables.relay.c.sending, sending), (tables.relay.c.lease_until, in_seconds("lease"))
+    return update(tables.relay).where(mine).ordered_values(*given)
 
 
 @cache

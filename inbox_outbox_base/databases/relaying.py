@@ -115,11 +115,21 @@ class Relaying:
     def prepare(self, connection: Connection) -> None:
         """Prepare a scan in a transaction that has not renewed the lease."""
 
+    def hold(self, connection: Connection, epoch: int, generation: int, lease: float) -> bool:
+        """Lock the lease until the transaction ends, which `note` renews; False if it is lost, or if there is
+        a newer generation of buckets than this."""
+        given = {"epoch_": epoch, "generation_": generation}
+        return connection.execute(member_statements.hold(self.tables), given).first() is not None
+
     def renew(self, connection: Connection, epoch: int, generation: int, lease: float) -> bool:
-        """Renew the lease, and lock it until the transaction ends; False if it is lost, or if there is a
-        newer generation of buckets than this."""
+        """The same, and renew it."""
         parameters = {"epoch_": epoch, "generation_": generation, "lease": lease}
         return connection.execute(member_statements.renew(self.tables), parameters).rowcount == 1
+
+    def note(self, connection: Connection, epoch: int, sending: str | None, lease: float) -> None:
+        """Record the messages that a relay is about to send, and renew its lease, which it holds."""
+        given = {"epoch_": epoch, "sending": sending, "lease": lease}
+        connection.execute(member_statements.note(self.tables), given)
 
     def scan(self, connection: Connection, scan: Scan) -> ScanResult:
         """The oldest messages of each bucket in turn, until there are enough."""

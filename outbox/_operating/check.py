@@ -150,6 +150,8 @@ class _OutboxProbes:
             connection.execute(member_statements.join(self.tables), given)
             if not self.database.renew(connection, epoch, 1, 60.0):
                 return "a relay cannot renew its lease"
+            if not self.database.hold(connection, epoch, 1, 60.0):
+                return "a relay cannot lock its lease"
             connection.execute(member_statements.leave(self.tables), {"epoch_": epoch})
             if self.database.renew(connection, epoch, 1, 60.0):
                 return "a relay renews a lease that was taken away"

@@ -74,14 +74,6 @@ class Members:
         connection.execute(member_statements.free_all(self._tables), {"epoch_": epoch})
         connection.execute(member_statements.leave(self._tables), {"epoch_": epoch})
 
-    def note(self, connection: Connection, epoch: int, letters: Iterable[Letter]) -> None:
-        """Record the messages about to be sent: if the relay is lost, each of them may have been sent."""
-        sending: dict[int, list[int]] = {}
-        for letter in letters:
-            sending.setdefault(letter.bucket, []).append(letter.sequence)
-        text = json.dumps(sending, separators=(",", ":")) if sending else None
-        connection.execute(member_statements.note(self._tables), {"epoch_": epoch, "sending": text})
-
     def note_topics(
         self, connection: Connection, epoch: int, crowded_by: str | None, lanes: str | None
     ) -> None:
@@ -148,6 +140,15 @@ class Members:
         ends = ((other.lease_until - other.now).total_seconds() for other in others)
         again = max(_LEAST, min(ends, default=math.inf)) if is_settled else _SOON
         return mine, again
+
+
+def sending(letters: Iterable[Letter]) -> str | None:
+    """What a relay's row says about the messages that it is about to send: if the relay is lost, each of them
+    may have been sent."""
+    places: dict[int, list[int]] = {}
+    for letter in letters:
+        places.setdefault(letter.bucket, []).append(letter.sequence)
+    return json.dumps(places, separators=(",", ":")) if places else None
 
 
 def share_of(epoch: int, others: Sequence[int], buckets: int) -> int:

@@ -4,7 +4,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -35,7 +35,7 @@ from outbox._relaying.sending.lanes import TopicLanes
 from outbox._waking.hints import CHORES, notify
 
 from . import chores
-from .members import Members
+from .members import Members, sending
 from .old_buckets import Retirement
 from .refusals import Refusals, refusal
 from .relay_series import RelaySeries
@@ -79,7 +79,8 @@ class Rounds:
     """One relay: the buckets that it owns, and what it knows about them.
 
     A round is one transaction: it writes the outcomes that have arrived, then reads and records the next
-    batches. Each round renews the lease, and locks its row first, so that a retired relay writes nothing.
+    batches. Each one that writes locks the relay's row first, so that a retired relay writes nothing, and
+    renews its lease with the record of what is sent next.
     """
 
     def __init__(self, settings: RelaySettings, dialect: str, lanes: TopicLanes) -> None:
@@ -214,7 +215,8 @@ class Rounds:
             Retired: as `round`.
             UnsafeSequence: the sequence of message numbers is cached per session, or is behind the messages.
         """
-        self._renew(connection)
+        self.renew(connection)
+        self._learn(connection)
         if not report.is_empty:
             self._settle(connection, report)
         if self._members.retire_expired(connection, self.epoch):
@@ -349,23 +351,34 @@ class Rounds:
         """
         # Read the clock before the statement, so that the lease never ends earlier in the database than here.
         begun = clock.now()
+        self._lock(connection, self._database.renew)
+        self._renewals[connection] = begun
+
+    def _lock(self, connection: Connection, lock: Callable[[Connection, int, int, float], bool]) -> None:
+        """Lock the lease.
+
+        Raises:
+            Retired: as `renew`.
+        """
         known = self._announced  # another thread may renew the lease, too
-        while not self._database.renew(connection, self.epoch, known, self._settings.lease):
+        while not lock(connection, self.epoch, known, self._settings.lease):
             announced = self._members.announced(connection, self.epoch)
             if announced is None or announced == known:
                 raise Retired(f"relay {self._settings.name} (epoch {self.epoch}) was retired")
             known = announced
         self._announced = known
-        self._renewals[connection] = begun
 
-    def _renew(self, connection: Connection) -> None:
-        """Renew the lease, and learn which buckets there are: until the transaction ends, nobody can publish
-        to buckets that this relay does not know.
+    def _hold(self, connection: Connection) -> None:
+        """Lock the lease, which `_note` renews, and learn which buckets there are: until the transaction
+        ends, nobody can publish to buckets that this relay does not know.
 
         Raises:
             Retired: as `renew`.
         """
-        self.renew(connection)
+        self._lock(connection, self._database.hold)
+        self._learn(connection)
+
+    def _learn(self, connection: Connection) -> None:
         crossings = self._scanner.crossings
         if crossings.announced != self._announced:
             is_news = crossings.announced is not None
@@ -401,13 +414,13 @@ class Rounds:
         elif report.is_empty:
             self._database.prepare(connection)
         else:
-            self._renew(connection)
+            self._hold(connection)
             self._settle(connection, report)
         has_lease = tends or not report.is_empty
         if self._is_stuck(report):
             choice = Choice()
         else:
-            choice = self._scanner.choose(connection, None if has_lease else self._renew)
+            choice = self._scanner.choose(connection, None if has_lease else self._hold)
         if choice.letters:
             self._scanner.load(connection, choice)
         # Committed before the batches are sent, so a relay that retires this one knows what may have arrived.
@@ -423,7 +436,9 @@ class Rounds:
 
     def _note(self, connection: Connection, letters: list[Letter]) -> None:
         on_their_way = [letter for flight in self._lanes.flights for letter in flight.unrecorded()]
-        self._members.note(connection, self.epoch, [*on_their_way, *letters])
+        begun = clock.now()  # before the statement: see `renew`
+        self._database.note(connection, self.epoch, sending([*on_their_way, *letters]), self._settings.lease)
+        self._renewals[connection] = begun
 
     def launch(self, choice: Choice) -> None:
         """Note that these batches are being sent."""

@@ -54,9 +54,13 @@ class PostgreSQLRelaying(Relaying):
     def prepare(self, connection: Connection) -> None:
         connection.execute(own.prepare())
 
+    def hold(self, connection: Connection, epoch: int, generation: int, lease: float) -> bool:
+        given = {"epoch_": epoch, "generation_": generation, "limit": _milliseconds(lease)}
+        return connection.execute(own.hold(self.tables), given).first() is not None
+
     def renew(self, connection: Connection, epoch: int, generation: int, lease: float) -> bool:
         given: dict[str, Any] = {"epoch_": epoch, "generation_": generation, "lease": lease}
-        given["limit"] = f"{lease * 1_000:.0f}"
+        given["limit"] = _milliseconds(lease)
         return connection.execute(own.renew(self.tables), given).first() is not None
 
     def scan(self, connection: Connection, wanted: Scan) -> ScanResult:
@@ -208,6 +212,10 @@ def _in_pieces(rows: list[dict[str, Any]], names: tuple[str, ...]) -> dict[str, 
         "rows": json.dumps(described, ensure_ascii=False, separators=(",", ":")),
         "payloads": b"".join(row["payload"] for row in rows),
     }
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1_000:.0f}"
 
 
 def _array(numbers: Iterable[int]) -> str:

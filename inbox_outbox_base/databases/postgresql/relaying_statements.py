@@ -70,9 +70,15 @@ def prepare() -> TextClause:
 
 
 @cache
-def renew(tables: OutboxTables) -> Update:
-    """Renew the lease, and apply the settings for a scan in the same statement. The parameter `limit` is in
+def hold(tables: OutboxTables) -> Select[Any]:
+    """Lock the lease, and apply the settings for a scan in the same statement. The parameter `limit` is in
     milliseconds."""
+    return member_statements.hold(tables).add_columns(text(_applied(_SCANNING | _LIMITS | _WAITING)))
+
+
+@cache
+def renew(tables: OutboxTables) -> Update:
+    """The same, and renew the lease."""
     return member_statements.renew(tables).returning(text(_applied(_SCANNING | _LIMITS | _WAITING)))
 
 
