@@ -20,8 +20,12 @@ if TYPE_CHECKING:
 
 # Before Spark 4.3, UTC is the default and the parameter has another name.
 _IN_UTC: dict[str, Any] = {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
-_SORT = re.compile(r"^[\s:+-]*Sort \[", re.MULTILINE)
-"""A line of a plan that sorts rows, in all or in their partitions."""
+_FUNCTIONS = r"\w*(?:Python|Pandas|InArrow|RDD|MapPartitions|MapElements|MapGroups)"
+_STAYS = re.compile(rf"^[\s:+-]*(?:\*\(\d+\) )?(?:Sort \[|{_FUNCTIONS})", re.MULTILINE)
+"""A line of a plan that sorts rows, or that computes them by a function, which may compute others the next
+time."""
+_SHUFFLED = re.compile(r"\bExchange\b")
+"""A shuffle in a plan: Spark merges what comes out of it by itself, unless the number was asked for."""
 
 
 def session_options(df: "DataFrame") -> dict[str, Any]:
@@ -77,14 +81,18 @@ def classic_context(df: "DataFrame") -> Any:
 
 def estimated(df: "DataFrame") -> tuple[int, int, int] | None:
     """What Spark expects of a DataFrame before it runs: its bytes, and its partitions; and how many tasks the
-    cluster runs at once. None if Spark does not tell, as with Spark Connect, or if it sorts rows."""
+    cluster runs at once. None if Spark does not tell, as with Spark Connect, or if the rows must stay in
+    their partitions: they are sorted or shuffled, or may be others when a lost partition is computed again.
+    """
     context = classic_context(df)
     if context is None:
         return None
     try:
         plans: Any = df._jdf.queryExecution()  # noqa: SLF001 - there is no other way to ask
         plan = plans.optimizedPlan()
-        if _SORT.search(str(plan.toString())):
+        if not plan.deterministic() or _STAYS.search(str(plan.toString())):
+            return None
+        if _SHUFFLED.search(str(plans.executedPlan().toString())):
             return None
         size = int(str(plan.stats().sizeInBytes()))
         return size, int(plans.sparkPlan().outputPartitioning().numPartitions()), context.defaultParallelism

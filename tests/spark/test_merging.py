@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
+from pyspark.sql.functions import max as max_
+from pyspark.sql.functions import udf
 from sqlalchemy import Engine
 
 from spark import InboxWriter
@@ -31,6 +33,10 @@ def writer(database: Database, **options: Any) -> InboxWriter:
     return InboxWriter(url, **{"table": "result", "key": "id", "consumer": "billing", **options})
 
 
+def as_it_is(key: str) -> str:
+    return key
+
+
 def frame(spark: "SparkSession", partitions: int, rows: int = 96, keys: int | None = None) -> "DataFrame":
     """`rows` rows with `keys` different keys (all different if None)."""
     numbered = spark.range(rows, numPartitions=partitions)
@@ -40,18 +46,11 @@ def frame(spark: "SparkSession", partitions: int, rows: int = 96, keys: int | No
 def test_many_tiny_partitions_become_few(
     postgres: Database, engine: Engine, spark_session: "SparkSession"
 ) -> None:
-    """As many as the cluster has cores, if that merges at least four each. What computes the rows keeps its
-    partitions; the rows of one key meet in one partition, whatever it was before. A few partitions, large
-    ones, and those of a number that was given stay as they are."""
-    seen = spark_session.sparkContext.accumulator(0)
-
-    def count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        seen.add(1)
-        yield from batches
-
-    rows = frame(spark_session, 12, keys=60).mapInArrow(count, "id STRING, amount BIGINT")
-    report = writer(postgres, consumer="computed").write(rows)
-    assert (counts(report), report.partitions, seen.value) == ({"new": 60, "repeated": 36}, 2, 12)
+    """As many as the cluster has cores, if that merges at least four each; the rows of one key meet in one
+    partition, whatever it was before. A few partitions, large ones, and those of a number that was given stay
+    as they are."""
+    report = writer(postgres, consumer="computed").write(frame(spark_session, 12, keys=60))
+    assert (counts(report), report.partitions) == ({"new": 60, "repeated": 36}, 2)
     large = frame(spark_session, 12, 2**20).where("amount % 100000 = 0")  # Spark does not foresee how few
     assert writer(postgres, consumer="large").write(large).partitions == 11
     for partitions, options, left in (
@@ -74,6 +73,34 @@ def test_sorted_partitions_stay_as_they_are(
     newest = rows.sortWithinPartitions("id", rows.amount.desc())
     assert writer(postgres).write(newest.selectExpr("id", "amount")).partitions == 8
     assert {amount for _, amount in written(engine)} == {*range(76, 96)}
+
+
+@pytest.mark.filterwarnings("ignore:Cannot infer the eval type")
+def test_rows_that_may_be_others_the_next_time_stay_in_their_partitions(
+    postgres: Database, engine: Engine, spark_session: "SparkSession"
+) -> None:
+    """If an executor dies, Spark computes lost partitions of a shuffle again, and no others: rows with other
+    keys than before would go to partitions that have committed, and be lost."""
+
+    def same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from batches
+
+    rows = frame(spark_session, 12)
+    drawn = rows.selectExpr("uuid() AS id", "amount")
+    computed = rows.mapInArrow(same, "id STRING, amount BIGINT").selectExpr("id", "amount")
+    by_function = rows.select(udf(as_it_is, "string")("id").alias("id"), "amount")
+    for number, each in enumerate((drawn, computed, by_function)):
+        assert writer(postgres, consumer=f"c{number}").write(each).partitions == 12
+
+
+def test_what_comes_out_of_a_shuffle_is_merged_by_spark(
+    postgres: Database, engine: Engine, spark_session: "SparkSession"
+) -> None:
+    """It knows how large these partitions are; a number that was asked for stays."""
+    rows = frame(spark_session, 12, keys=60)
+    grouped = rows.groupBy("id").agg(max_("amount").alias("amount"))
+    assert writer(postgres, consumer="grouped").write(grouped).partitions == 1
+    assert writer(postgres, consumer="asked").write(rows.repartition(8, "id")).partitions == 8
 
 
 @pytest.mark.parametrize("ledger", ["verify", "trust"])
