@@ -138,7 +138,9 @@ def test_first_partitions(migrated: Database) -> None:
         assert compare_metadata(MigrationContext.configure(connection, opts=leave), metadata) == []
     assert inbox.check(engine).is_safe
     assert states(partitions(engine)) == Counter(attached=len(made))
-    assert states(partitions(engine, ahead=9 * DAY)) == Counter(attached=len(made), made=2)
+    assert states(longer := partitions(engine, ahead=9 * DAY)) == Counter(attached=len(made), made=2)
+    with engine.connect() as connection:
+        assert connection.scalar(select(HORIZON.c.keys_until)) == FORMS["timed"].since(longer[-1].end)
     another = Inbox("it's: {100%}", key_time="uuid7")
     with engine.begin() as connection:
         key = f"{FORMS['uuid7'].since(datetime.now(UTC) - DAY)}-7000-8000-000000000000"
