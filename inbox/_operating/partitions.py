@@ -149,7 +149,10 @@ class _PartitionRun(PurgeRun):
 
     def chosen(self, consumer: str | None) -> list[str]:
         """The consumers that a call is about."""
-        return [consumer] if consumer is not None else self._with_partitions()
+        if consumer is not None:
+            return [consumer]
+        every = self.transact(self.table, partial(self.by.found, table=self.table))
+        return sorted({*self._with_partitions(), *(each.consumer for each in every)}, key=str.encode)
 
     def work(self, consumer: str | None) -> list[Partition]:
         """Make partitions of all, then drop. What is wrong with one consumer stops no other."""
@@ -182,6 +185,11 @@ class _PartitionRun(PurgeRun):
         missing = list(self._missing(form, found))
         self._make_horizon(consumer)
         if consumer not in self._with_partitions():
+            if found:
+                raise UnsafeDatabase(
+                    f"consumer={consumer!r}: somebody has detached the table of its partitions "
+                    f"({found[0].name} and others): attach it again"
+                )
             ends = {label: end for label, _, end in missing}
 
             def begin(connection: Connection) -> None:
@@ -192,7 +200,7 @@ class _PartitionRun(PurgeRun):
             self.made = {each.name for each in self._found(consumer)}
             return
         for label, first, end in missing:
-            if end <= found[-1].end:
+            if found and end <= found[-1].end:
                 said = "consumer %r: somebody has dropped its partition of %s; it is made again, empty"
                 _log.warning(said, consumer, label)
             self._briefly(

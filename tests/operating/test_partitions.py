@@ -376,8 +376,10 @@ def test_refused_by_name(migrated: Database) -> None:
 
 
 @on("postgresql")
-def test_detached_by_hand(migrated: Database) -> None:
-    """A day that somebody has taken out before its keys were forgotten is neither dropped nor made again."""
+def test_detached_by_hand(migrated: Database, caplog: pytest.LogCaptureFixture) -> None:
+    """A day that somebody has taken out before its keys were forgotten is neither dropped nor made again; one
+    that somebody has dropped is made again, and the log says so. So does the error of a consumer whose whole
+    table was taken out."""
     engine = migrated.engine()
     begun(engine)
     (day,) = [each for each in partitions(engine) if each.begin == today() - DAY]
@@ -387,6 +389,14 @@ def test_detached_by_hand(migrated: Database) -> None:
     for dry_run in (True, False):
         with pytest.raises(UnsafeDatabase, match=f"table {day.name}: somebody has detached it"):
             partitions(engine, dry_run=dry_run)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(f"DROP TABLE {day.name}")
+    assert [each.begin for each in partitions(engine) if each.state == "made"] == [today() - DAY]
+    assert "consumer 'billing': somebody has dropped its partition of" in caplog.text
+    with engine.begin() as connection:
+        connection.exec_driver_sql(f"ALTER TABLE inbox_message DETACH PARTITION {parent}")
+    with pytest.raises(UnsafeDatabase, match="'billing': somebody has detached the table of its partitions"):
+        partitions(engine)
 
 
 @pytest.mark.mysql
