@@ -171,7 +171,8 @@ def _report(plan: _Plan, messages: list[Any]) -> None:
         job = Job(told[0].settings, told[0].run, told[0].work)
         # This process belongs to Spark; `spark.sql.pyspark.worker.logging.enabled` makes it keep the log.
         _log.setLevel(logging.INFO)
-        _log.info("%s", job.report(done, time.time() - plan.began))
+        report = job.report(done, time.time() - plan.began)
+        _log.info("consumer=%r: %s", job.settings.consumer, report)
 
 
 class _Writer(DataSourceArrowWriter):

@@ -46,14 +46,15 @@ def observed(done: "DataFrame") -> "DataFrame":
     return done.observe("inbox-outbox", *sums)
 
 
-def log_report(df: "DataFrame", report: WriteReport) -> None:
+def log_report(df: "DataFrame", consumer: str, report: WriteReport) -> None:
     """Log the report at INFO: in Spark's log, if the session gives access to it, and in Python's."""
-    _log.info("%s", report)
+    said = f"consumer={consumer!r}: {report}"
+    _log.info("%s", said)
     context = classic_context(df)
     if context is None:
         return
     jvm: Any = context._jvm  # noqa: SLF001 - there is no other way to Spark's log
     try:
-        jvm.org.slf4j.LoggerFactory.getLogger("spark.inbox").info(str(report))
+        jvm.org.slf4j.LoggerFactory.getLogger("spark.inbox").info(said)
     except Exception as error:  # noqa: BLE001 - the rows have committed, whatever a cluster forbids
         _log.debug("no access to Spark's log: %s", error)

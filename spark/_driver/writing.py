@@ -41,7 +41,7 @@ def write(df: "DataFrame", settings: WriterSettings, run: str | None, hooks: Hoo
     job = Job(settings, run)
     with described(df, settings), told(hooks, job) as done:
         report = _written(df, settings, job, done)
-    log_report(df, report)
+    log_report(df, settings.consumer, report)
     return report
 
 
