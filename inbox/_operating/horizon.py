@@ -17,6 +17,7 @@ from sqlalchemy import (
     Update,
     bindparam,
     case,
+    false,
     insert,
     literal_column,
     select,
@@ -65,6 +66,9 @@ def try_rights(connection: Connection, table: Table) -> None:
         sqlalchemy.exc.DBAPIError: the role has no right to it.
     """
     connection.execute(_move(table), {"consumer_": "", "lowest": "", "ago": 0.0})
+    names = "consumer", "keys_from", "keys_gone"
+    none = select(*(table.c[name] for name in names)).where(false())
+    connection.execute(insert(table).from_select(names, none))
 
 
 def _row(connection: Connection, table: Table, consumer: str) -> Any:
