@@ -62,8 +62,8 @@ def web(
     allow: Annotated[
         list[str] | None,
         typer.Option(
-            help="An action that users may take: retry, discard, drop, release, resolve, pause, resume, show "
-            "(payloads) or all. By default, they may look.",
+            help="An action that users may take: retry, discard, drop, release, resolve, dismiss, pause, "
+            "resume, show (payloads) or all. By default, they may look.",
             metavar="ACTION",
         ),
     ] = None,
