@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from inbox._listening.counting import takes_messages
 from inbox._listening.noting import Records, note_of, refuse
@@ -23,15 +23,12 @@ from inbox_outbox_base.checks.retention import SKEW
 from inbox_outbox_base.databases.registry import database_of
 from inbox_outbox_base.databases.taking import Attempt, KeyBatch, KeyRange, KeyRow, Stored, Taking
 from inbox_outbox_base.errors.blame import AFTER_BODY, OWN, Own
-from inbox_outbox_base.errors.inbox import InvalidKey, TransactionAborted
+from inbox_outbox_base.errors.inbox import InvalidKey, UnusableConnection
 from inbox_outbox_base.monitoring.events import Hooks
 from inbox_outbox_base.tables.inbox import Tables
 from inbox_outbox_base.transactions.declaring import Declaration
 from inbox_outbox_base.transactions.joining import database_to_join
-from inbox_outbox_base.transactions.owed import Owed
 from inbox_outbox_base.transactions.safety import check, is_checked
-from inbox_outbox_base.transactions.savepoints import innermost
-from inbox_outbox_base.transactions.unwritten import owe
 from inbox_outbox_base.words.incoming import Verdict
 
 _LARGEST_STATEMENT = 5_000
@@ -218,18 +215,27 @@ def _giving_back(
 
 def _give_back(connection: Connection, attempt: Attempt | KeyBatch, keys: Collection[str]) -> None:
     """After an error: those of these keys that were taken before it are given back. If that fails, the
-    transaction cannot commit."""
+    connection is closed, so that nothing commits."""
+    if connection.closed or connection.invalidated:
+        return
     database = database_of(connection)
     try:
-        # A look first: a DELETE would wait for the row of somebody else.
-        batch = KeyBatch(attempt.tables, attempt.consumer, attempt.claim, sorted(keys))
-        found = database.find_many(connection, batch)
-        database.give_back(connection, attempt, {key for key in found if found[key].claim == attempt.claim})
+        database.give_back(connection, attempt, _taken(database, connection, attempt, keys))
     except Exception as error:  # noqa: BLE001 - the first error is raised
-        if not (database.aborts and isinstance(error, DBAPIError)):
-            what = f"what consumer {attempt.consumer!r} has taken before an error"
-            why = "it could not be given back"
-            owe(connection, Owed(what, TransactionAborted, why=why, savepoint=innermost(connection)))
+        if not (database.aborts and isinstance(error, SQLAlchemyError)):
+            connection.invalidate(error)
+
+
+def _taken(
+    database: Taking, connection: Connection, attempt: Attempt | KeyBatch, keys: Collection[str]
+) -> Collection[str]:
+    """Those of the keys whose row is this attempt's. A DELETE would wait for the row of somebody else."""
+    batch = KeyBatch(attempt.tables, attempt.consumer, attempt.claim, sorted(keys))
+    try:
+        found = database.find_many(connection, batch)
+    except UnusableConnection:  # it shows rows that are not committed; their claims tell whose they are
+        found = Taking.find_many(database, connection, batch)
+    return {key for key in found if found[key].claim == attempt.claim}
 
 
 def _agree(
