@@ -49,14 +49,7 @@ def engine_of(settings: WriterSettings) -> Engine:
     defaults = tuple(database.connect_args.items())
     # What the URL leaves out, such as the user, PostgreSQL's client library takes from there.
     environment = frozenset(each for each in os.environ.items() if each[0].startswith("PG"))
-    return _engine(
-        settings.url,
-        settings.password,
-        isolation_level,
-        defaults,
-        settings.session_init_statement,
-        environment,
-    )
+    return _engine(settings.url, settings.password, isolation_level, defaults, environment)
 
 
 @lru_cache(maxsize=8)
@@ -65,7 +58,6 @@ def _engine(
     password: AskedPassword | None,
     isolation_level: str,
     defaults: tuple[tuple[str, Any], ...],
-    statement: str | None,
     environment: frozenset[tuple[str, str]],
 ) -> Engine:
     url, connect_args = for_engine(address)
@@ -150,7 +142,7 @@ def _connected(engine: Engine, database: Loading, settings: WriterSettings, pati
     """The kept connection, or another one; raises the errors of `_connect`."""
     if _is_kept(database, settings):
         connection = KEPT.take(engine, database)
-        if connection is not None and _initialize(connection, database, settings):
+        if connection is not None:
             return connection
     return _connect(engine, database, settings, patience)
 
