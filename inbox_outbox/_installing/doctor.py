@@ -8,6 +8,7 @@ import typer
 
 from inbox_outbox._exit import ILL
 from inbox_outbox._print import as_json, grid
+from inbox_outbox_base.checks.retention import DAYS_AHEAD
 from inbox_outbox_base.version import __version__
 
 from . import installed
@@ -98,22 +99,22 @@ def _tables(url: str, schema: str | None) -> Iterator[InstallationFault]:
                 continue
             refused = (each for each in report.findings if each.result == "refused")
             yield from (InstallationFault(f"{name}: {each.what}", each.why) for each in refused)
-        yield from map(_unpurged, filter(_is_late, inbox.overview(engine, schema=schema).consumers))
+        for each in inbox.overview(engine, schema=schema).consumers:
+            yield from _unpurged(each)
 
 
-def _is_late(found: "ConsumerOverview") -> bool:
-    ahead = found.partitions_ahead
-    return found.overdue > _LONG or (ahead is not None and ahead < 2 * _LONG)
-
-
-def _unpurged(found: "ConsumerOverview") -> InstallationFault:
-    why = (
-        f"keys are {found.overdue / _LONG:.0f} d past their retention, and no purge deletes them:"
-        " run inbox-outbox inbox purge --every 1h, or relays with --purge-every"
-    )
-    if found.partitions_ahead is not None:
+def _unpurged(found: "ConsumerOverview") -> Iterator[InstallationFault]:
+    is_late, ahead = found.overdue > _LONG, found.partitions_ahead
+    if ahead is None:
+        why = (
+            f"keys are {found.overdue / _LONG:.0f} d past their retention, and no purge deletes them:"
+            " run inbox-outbox inbox purge --every 1h, or relays with --purge-every"
+        )
+    else:
+        is_late = is_late or ahead < DAYS_AHEAD.total_seconds()
         why = (
             "its partitions end within two days, or old ones are not dropped: run inbox-outbox partitions"
             " every day, as the owner of the tables"
         )
-    return InstallationFault(f"consumer {found.consumer}", why)
+    if is_late:
+        yield InstallationFault(f"consumer {found.consumer}", why)
