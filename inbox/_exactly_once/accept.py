@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -18,17 +18,15 @@ from inbox._memory import Known, Memory, place_of
 from inbox_outbox_base.checks.key_times import KeyForm
 from inbox_outbox_base.checks.keys import Key, digest, encode_key, is_mismatch
 from inbox_outbox_base.checks.missing import raise_clearer
-from inbox_outbox_base.checks.options import shown
-from inbox_outbox_base.checks.retention import SKEW
 from inbox_outbox_base.databases.registry import database_of
 from inbox_outbox_base.databases.taking import Attempt, KeyBatch, KeyRange, KeyRow, Stored, Taking
 from inbox_outbox_base.errors.blame import AFTER_BODY, OWN, Own
-from inbox_outbox_base.errors.inbox import InvalidKey, UnusableConnection
+from inbox_outbox_base.errors.inbox import UnusableConnection
 from inbox_outbox_base.monitoring.events import Hooks
 from inbox_outbox_base.tables.inbox import Tables
 from inbox_outbox_base.transactions.declaring import Declaration
 from inbox_outbox_base.transactions.joining import database_to_join
-from inbox_outbox_base.transactions.safety import check, is_checked
+from inbox_outbox_base.transactions.safety import check_now_and_then
 from inbox_outbox_base.words.incoming import Verdict
 
 _LARGEST_STATEMENT = 5_000
@@ -139,7 +137,7 @@ def accept(
 def _take(database: Taking, connection: Connection, attempt: Attempt, terms: Terms) -> bool | Stored | None:
     form = terms.policy.form
     if form is not None:
-        _check_time(database, connection, form, attempt.key)
+        form.check_time(attempt.key, partial(database.now, connection), "database")
     try:
         if form is None:
             return database.take(connection, attempt, terms.wait)
@@ -152,17 +150,6 @@ def _take(database: Taking, connection: Connection, attempt: Attempt, terms: Ter
 
 def _surely_kept_from(connection: Connection, form: KeyForm, policy: Declaration) -> str:
     return form.since(policy.surely_kept_since(connection))
-
-
-def _check_time(database: Taking, connection: Connection, form: KeyForm, key: str) -> None:
-    """Refuse a key whose time has not come. The database is asked if this machine's clock, which may be wrong
-    by a day, says that it has not.
-
-    Raises:
-        InvalidKey: it is more than a day ahead of the database's clock.
-    """
-    if key >= form.since(datetime.now(UTC)) and key >= form.since(database.now(connection) + SKEW):
-        raise InvalidKey(f"key={shown(key)}: its time is more than a day ahead of the database's clock")
 
 
 def _learn(
@@ -244,9 +231,7 @@ def _agree(
     """After the first message, look at the table and compare the policies; on a conflict, give back the keys
     just taken."""
     with _giving_back(connection, attempt, taken):
-        needed = [attempt.tables.message, *([attempt.tables.horizon] if policy.form is not None else ())]
-        if not all(is_checked(connection, table) for table in needed):
-            check(connection, needed)
+        check_now_and_then(connection, policy.needed)
         policy.agree(connection, is_new=bool(taken))
 
 
@@ -273,7 +258,7 @@ def accept_many(
         database = database_to_join(connection)
         try:
             if policy.form is not None:
-                _check_time(database, connection, policy.form, max(messages.keys))
+                policy.form.check_time(max(messages.keys), partial(database.now, connection), "database")
             old = _too_old(database, connection, policy, messages.times)
             fresh, digests = messages.to_take(old)
             # Text sorts by code point, which is the byte order of its UTF-8.

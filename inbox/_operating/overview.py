@@ -253,11 +253,10 @@ def _consumer(
     days: Days | None,
 ) -> ConsumerOverview:
     kept = Retention().duration if policy is None else policy.retention
+    dead = policy.dead_retention if policy and policy.dead_retention else DEAD_RETENTION
     if policy is not None and policy.key_time is not None:
         # A key's time may be a day later than when it was taken, and one purge closes what the next deletes.
         kept += 2 * SKEW
-    dead = policy.dead_retention if policy and policy.dead_retention else DEAD_RETENTION
-    if policy is not None and policy.key_time is not None:
         dead = max(dead, kept)
     settled = ("oldest", "oldest load", *(f"oldest {each}" for each in (Status.CONSUMED, Status.FAILED)))
     given_up = tuple(f"oldest {each}" for each in (Status.DEAD, Status.HALTED))

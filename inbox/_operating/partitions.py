@@ -30,7 +30,7 @@ from inbox_outbox_base.errors.inbox import (
 from inbox_outbox_base.monitoring.events import Hooks
 from inbox_outbox_base.tables.inbox import tables
 from inbox_outbox_base.transactions.connect import connected
-from inbox_outbox_base.transactions.policy import Policy, brief, look
+from inbox_outbox_base.transactions.policy import brief
 
 from .horizon import gone
 from .keeping import Keeping
@@ -139,13 +139,9 @@ class _PartitionRun(PurgeRun):
         now = self.now()
         self.today = now.replace(hour=0, minute=0, second=0, microsecond=0)
         self.goal = now + ahead
-        self.kept = Keeping(self.policies(None), None, None, None, now)
+        self.kept = Keeping(self.stored(None), None, None, None, now)
         self.made: set[str] = set()
         """The names of the partitions that this call has made."""
-
-    def policies(self, consumer: str | None) -> dict[str, Policy]:
-        """The stored policies."""
-        return self.transact(self.tables.consumer, lambda each: look(each, self.tables, consumer))
 
     def chosen(self, consumer: str | None) -> list[str]:
         """The consumers that a call is about."""

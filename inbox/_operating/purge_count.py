@@ -8,7 +8,7 @@ from sqlalchemy import Connection
 
 from inbox_outbox_base.checks.key_times import KeyForm
 from inbox_outbox_base.databases import taking_statements
-from inbox_outbox_base.transactions.policy import Policy, look
+from inbox_outbox_base.transactions.policy import Policy
 
 from .purging import PurgeRun, Shelf
 
@@ -18,7 +18,7 @@ class PurgeCount(PurgeRun):
 
     def policies(self, consumer: str | None) -> dict[str, Policy]:
         """The stored policies."""
-        return self.transact(self.tables.consumer, lambda each: look(each, self.tables, consumer))
+        return self.stored(consumer)
 
     def horizon(self, consumer: str, form: KeyForm) -> Callable[[str], str]:
         """The lowest key to keep; nothing is stored."""

@@ -183,8 +183,12 @@ class PurgeRun:
             )
         return now
 
+    def stored(self, consumer: str | None) -> dict[str, Policy]:
+        """The stored policies, of one consumer or of all."""
+        return self.transact(self.tables.consumer, lambda each: look(each, self.tables, consumer))
+
     def policies(self, consumer: str | None) -> dict[str, Policy]:
-        """The stored policies. Rows that add nothing to another one are deleted."""
+        """The same. Rows that add nothing to another one are deleted."""
 
         def read(connection: Connection) -> dict[str, Policy]:
             for row in superseded(connection, self.tables):
@@ -202,10 +206,7 @@ class PurgeRun:
         Raises:
             InvalidOption: for longer than the caller asked for.
         """
-        stored = self.transact(
-            self.tables.consumer, lambda connection: look(connection, self.tables, consumer).get(consumer)
-        )
-        if self.kept.learn(consumer, stored) and not self.override:
+        if self.kept.learn(consumer, self.stored(consumer).get(consumer)) and not self.override:
             self.kept.check()
 
     def shelves(self, consumer: str | None) -> Iterator[Shelf]:

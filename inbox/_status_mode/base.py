@@ -17,9 +17,8 @@ from inbox_outbox_base.calls import clock
 from inbox_outbox_base.checks import options
 from inbox_outbox_base.checks.backoff import Backoff
 from inbox_outbox_base.checks.extras import check_greenlet
-from inbox_outbox_base.checks.key_times import FORMS, KeyForm, KeyTime
+from inbox_outbox_base.checks.key_times import FORMS, KeyTime
 from inbox_outbox_base.checks.keys import Key, digest, encode_key
-from inbox_outbox_base.checks.options import shown
 from inbox_outbox_base.checks.retention import SKEW, Retention
 from inbox_outbox_base.databases.taking import Attempt
 from inbox_outbox_base.errors.blame import OWN, is_excused
@@ -167,7 +166,8 @@ class StatusConsumer:
             if message_time is not None:
                 raise InvalidOption(f"message_time: with key_time={self.key_time!r}, the key names the time")
             if stored_key is not None:
-                self._check_time(self._form, stored_key)
+                self._form.check(stored_key)
+                self._form.check_time(stored_key, self._now, "store")
         known = (
             None
             if self._memory is None or stored_key is None
@@ -335,15 +335,9 @@ class StatusConsumer:
             # A key that is still stored keeps its verdict.
             return self.store.find(self.consumer, key) is None
 
-    def _check_time(self, form: KeyForm, key: str) -> None:
-        """Refuse a key of another form, or of a time that has not come. The store is asked if this machine's
-        clock, which may be wrong by a day, says that it has not."""
-        form.check(key)
-        if key >= form.since(datetime.now(UTC)):
-            with OWN:
-                latest = self.store.now() + SKEW
-            if key >= form.since(latest):
-                raise InvalidKey(f"key={shown(key)}: its time is more than a day ahead of the store's clock")
+    def _now(self) -> datetime:
+        with OWN:
+            return self.store.now()
 
     def _is_older(self, made: datetime, kept: Retention) -> bool:
         return not kept.surely_covers(made) and made < self.store.now() - kept.duration

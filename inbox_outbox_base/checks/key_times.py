@@ -11,6 +11,7 @@ from inbox_outbox_base.errors.inbox import InvalidKey
 
 from .keys import encode_key
 from .options import aware, shown
+from .retention import SKEW
 
 KeyTime = Literal["uuid7", "ulid", "timed"]
 
@@ -45,6 +46,16 @@ class KeyForm:
         if not self.is_key(key):
             raise InvalidKey(f"key={shown(key)}: with key_time={self.name!r}, expected {self.expected}")
         return key
+
+    def check_time(self, key: str, now: Callable[[], datetime], whose: str) -> None:
+        """Refuse a key whose time has not come. The clock `now`, that of `whose`, is asked only if this
+        machine's, which may be wrong by a day, says so.
+
+        Raises:
+            InvalidKey: it is more than a day ahead of that clock.
+        """
+        if key >= self.since(datetime.now(UTC)) and key >= self.since(now() + SKEW):
+            raise InvalidKey(f"key={shown(key)}: its time is more than a day ahead of the {whose}'s clock")
 
 
 def timed_key(when: datetime, *parts: str | int | UUID) -> str:

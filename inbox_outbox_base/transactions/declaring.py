@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, Transaction
+from sqlalchemy import Connection, Table, Transaction
 from sqlalchemy.exc import DBAPIError
 
 from inbox_outbox_base.checks.key_times import FORMS, KeyForm, KeyTime
@@ -79,14 +79,19 @@ def _is_active(transaction: Transaction | None) -> bool:
 _memos: Memories[_Memo] = Memories(_Memo, lambda memo: memo.seen.clear())
 
 
+def _keys_of(tables: Tables, mode: Mode) -> Table:
+    """The table with the keys of a mode's consumers."""
+    return tables.status if mode == "status" else tables.message
+
+
 def check_keys(connection: Connection, tables: Tables, consumer: str, mode: Mode, form: KeyForm) -> None:
     """Check that a consumer of which no policy is stored has taken no keys of another form.
 
     Raises:
         PolicyConflict: it has.
     """
-    table = tables.status if mode == "status" else tables.message
-    for key in connection.execute(taking_statements.key_ends(table), {"consumer_": consumer}).one():
+    ends = taking_statements.key_ends(_keys_of(tables, mode))
+    for key in connection.execute(ends, {"consumer_": consumer}).one():
         if key is not None and not form.is_key(key):
             raise PolicyConflict(
                 f"consumer={consumer!r}: key_time={form.name!r}, but it has taken {key!r}, which is not "
@@ -117,6 +122,12 @@ class Declaration:
         self.form = None if key_time is None else FORMS[key_time]
         self._key_time = key_time
         self._key = (tables.message.schema, consumer, mode, key_time, *self._seconds.values())
+
+    @property
+    def needed(self) -> list[Table]:
+        """The tables that a message's transaction depends on."""
+        keys = _keys_of(self._tables, self._mode)
+        return [keys] if self.form is None else [keys, self._tables.horizon]
 
     def is_seen(self, connection: Connection) -> bool:
         """Whether this process has seen the stored policy within the last minute, and no connection has

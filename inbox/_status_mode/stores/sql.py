@@ -244,22 +244,22 @@ class SqlStore(Store):
         return self._bounded(connection, LONGEST_CALL)
 
     def _claim(self, request: Request) -> ClaimAnswer | None:
-        wait = claiming_statements.CLAIM_WAIT
         try:
-            try:
-                return self._run(lambda connection: self._claim_sure(connection, request), wait=wait)
-            except _Doubtful:
-                return self._run(
-                    lambda connection: self._claim_doubtful(connection, request),
-                    wait=wait,
-                    once=self._once_together,
-                )
+            return self._claimed(request)
         except _Forgotten:
             now = self.now()
             return ClaimAnswer(verdict=Verdict.TOO_OLD, record=new_record(request, 0, now), now=now)
         except _RowLocked:
             # A plain read does not wait for the lock.
             return self._run(lambda connection: self._locked(connection, request))
+
+    def _claimed(self, request: Request) -> ClaimAnswer | None:
+        wait = claiming_statements.CLAIM_WAIT
+        try:
+            return self._run(partial(self._claim_sure, request=request), wait=wait)
+        except _Doubtful:
+            doubtful = partial(self._claim_doubtful, request=request)
+            return self._run(doubtful, wait=wait, once=self._once_together)
 
     def _claim_sure(self, connection: Connection, request: Request) -> ClaimAnswer | None:
         """On a connection where each statement commits."""
@@ -320,10 +320,8 @@ class SqlStore(Store):
         # or under a conflicting policy.
         policy = request.policy
         if policy is None or not policy.is_seen(connection):
-            is_timed = policy is not None and policy.form is not None
-            needed = [self.tables.status, *([self.tables.horizon] if is_timed else ())]
-            if not all(safety.is_checked(connection, table) for table in needed):
-                safety.check(connection, needed)
+            needed = [self.tables.status] if policy is None else policy.needed
+            safety.check_now_and_then(connection, needed)
             if policy is not None:
                 policy.agree(connection, is_new=True)
         answer = self._claiming.add_or_look(connection, self.tables, rows.new(request))

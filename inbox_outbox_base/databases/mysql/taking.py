@@ -186,13 +186,11 @@ class MySQLTaking(Taking):
         # A plain SELECT may show an old snapshot. With a lock it shows the newest commit, and keeps purges
         # from changing it until the transaction ends. By the retention that is stored now, no purge can have
         # come to this key since the snapshot; under a shorter one, an earlier purge may have.
-        its = {"consumer_": of.consumer}
         if lowest >= sure_from():
-            found = connection.execute(taking_statements.lowest_key(of.tables), its)
-            return KeyRange(found.scalar_one_or_none() or "", None)
+            return super().key_range(connection, of, lowest, sure_from)
         try:
             with _lock_wait(connection, _LOOK_WAIT):
-                found = connection.execute(_lowest_key_locked(of.tables), its)
+                found = connection.execute(_lowest_key_locked(of.tables), {"consumer_": of.consumer})
         except DBAPIError as error:
             self._raise_unless_timed_out(connection, error)
             said = f"consumer={of.consumer!r}: a purge is changing which keys it takes"
