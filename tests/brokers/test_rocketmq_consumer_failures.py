@@ -189,7 +189,7 @@ def test_a_topic_that_is_deleted(
 ) -> None:
     """When a topic is deleted, the consumer says so, and continues to receive from its other topic on the
     same connection. When the topic is created again, its messages are consumed, too."""
-    monkeypatch.setattr("inbox._consuming.rocketmq.async_consumer._REFRESH", 3_600)
+    monkeypatch.setattr("inbox._consuming.leased.consumer._REFRESH", 3_600)
     topic, other, group, seen = rocketmq.new(), rocketmq.new(), rocketmq.group(), list[bytes]()
 
     with (
@@ -215,7 +215,7 @@ def test_a_connection_without_answers(rocketmq: Topics, monkeypatch: pytest.Monk
     """If a connection gives no answers, the consumer reconnects even if it cannot hold more messages:
     otherwise the invisible time of its messages would end."""
     module = "inbox._consuming.rocketmq"
-    monkeypatch.setattr(f"{module}.async_consumer._REFRESH", 3_600)
+    monkeypatch.setattr("inbox._consuming.leased.consumer._REFRESH", 3_600)
     monkeypatch.setattr(f"{module}.link._BEAT", 0.1)
     topic, group, runs, go = rocketmq.new(), rocketmq.group(), list[str](), threading.Event()
     send(rocketmq.address, [envelope(topic)])
@@ -275,7 +275,7 @@ def test_a_proxy_that_is_gone(
 ) -> None:
     """Of two addresses one does not answer any more: the consumer receives from the other one, says so, and
     tries the first one no more."""
-    monkeypatch.setattr("inbox._consuming.rocketmq.async_consumer._REFRESH", 1)
+    monkeypatch.setattr("inbox._consuming.leased.consumer._REFRESH", 1)
     topic, group, seen = rocketmq.new(), rocketmq.group(), list[bytes]()
 
     with ExitStack() as one, ExitStack() as other:
@@ -301,7 +301,7 @@ def test_a_limit_that_is_lowered(
 ) -> None:
     """The consumer logs an error, once, when an operator makes the group's limit smaller than its own, and
     goes on."""
-    monkeypatch.setattr("inbox._consuming.rocketmq.async_consumer._REFRESH", 0.5)
+    monkeypatch.setattr("inbox._consuming.leased.consumer._REFRESH", 0.5)
     topic, group, seen = rocketmq.new(), rocketmq.group(), list[bytes]()
 
     with consuming(rocketmq.address, topic, group, payloads(seen), max_attempts=3):

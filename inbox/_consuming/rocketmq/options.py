@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+from inbox._consuming.leased import options as leased
 from inbox_outbox_base.brokers.rocketmq import address
-from inbox_outbox_base.checks.options import count, seconds
 from inbox_outbox_base.errors.inbox import InvalidOption
 
 from .link import GroupSettings, Membership
@@ -14,9 +14,6 @@ from .link import GroupSettings, Membership
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
 _RETRIES = "%RETRY%"
 _SHORTEST = 10
-_LONGEST = timedelta(hours=11)
-_FEW = 32
-"""The most messages in one answer of RocketMQ."""
 
 
 def member(url: str, group: str, topic: str | Sequence[str], tag: str) -> Membership:
@@ -43,27 +40,14 @@ def name(option: str, value: Any) -> str:
     return value
 
 
-def prefetch(value: int | None, concurrency: int) -> int:
-    """How many messages to hold."""
-    return count("prefetch", max(_FEW, 2 * concurrency) if value is None else value)
-
-
 def invisible(value: float | timedelta) -> int:
-    """Whole seconds, at least ten: RocketMQ accepts no others."""
-    given = seconds("invisible", value, _LONGEST.total_seconds())
-    if given < _SHORTEST or given != int(given):
-        raise InvalidOption(f"invisible={value!r}: expected whole seconds, {_SHORTEST} or more")
-    return int(given)
+    """Seconds for which a message is hidden."""
+    return leased.lease("invisible", value, _SHORTEST)
 
 
 def dead_letter(value: Any, member: Membership) -> Any:
     """A topic, a function or None."""
-    if isinstance(value, str):
-        if name("dead_letter", value) in member.filters:
-            raise InvalidOption(f"dead_letter={value!r}: the consumer would take its own dead letters")
-    elif value is not None and not callable(value):
-        raise InvalidOption(f"dead_letter={value!r}: expected a topic or a function")
-    return value
+    return leased.dead_letter(value, name, member.filters, "topic")
 
 
 def check_group(group: str, settings: GroupSettings, max_attempts: int | None) -> None:

@@ -1,20 +1,15 @@
 """Deliver messages from Amazon SQS and queues like it to a handler of an inbox (extra `sqs`)."""
 
-import asyncio
-import signal
-import threading
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any, Unpack
 
+from inbox._consuming.blocking import check_synchronous, run_blocking
 from inbox._listening.awaited_listener import AwaitedListener
 from inbox._listening.options import ListenerOptions
-from inbox._listening.outcome import Decision, Outcome, runner_of
+from inbox._listening.outcome import Decision, Outcome
 from inbox._listening.thread_pool import in_thread
 from inbox_outbox_base.checks.extras import brought_by
-from inbox_outbox_base.checks.options import is_coroutine_function
-from inbox_outbox_base.errors.inbox import InvalidOption
 from inbox_outbox_base.monitoring.events import Hook
 from inbox_outbox_base.monitoring.life_signs import Probe
 from inbox_outbox_base.words.incoming import Delivery
@@ -85,8 +80,7 @@ class SQSConsumer:
         **listener: Unpack[ListenerOptions],
     ) -> None:
         run: Any = handler
-        if not callable(run) or is_coroutine_function(runner_of(run)):
-            raise InvalidOption(f"handler={handler!r}: expected a synchronous function; see AsyncSQSConsumer")
+        check_synchronous(run, "AsyncSQSConsumer")
         self._core = _SQSInThreads(
             url,
             queue,
@@ -111,9 +105,7 @@ class SQSConsumer:
                 letters, its maxReceiveCount is too small, or the handler does not return an `Outcome`.
             ConnectionError: nobody answers at `url`.
         """
-        is_main = threading.current_thread() is threading.main_thread()
-        with self._core.stopping_on_sigterm(signal.SIGINT) if is_main else nullcontext():
-            asyncio.run(self._core.run())
+        run_blocking(self._core)
 
     def probe(self) -> Probe:
         """Say how the consumer is; any thread may ask. See `inbox.probes`.

@@ -3,14 +3,13 @@
 from datetime import timedelta
 from typing import Any
 
+from inbox._consuming.leased import options as leased
 from inbox_outbox_base.brokers.sqs.queue import Queue, is_name
-from inbox_outbox_base.checks.options import count, seconds
 from inbox_outbox_base.errors.inbox import InvalidOption
 
 MOST = 10
 """The most messages in one answer of SQS."""
 _SHORTEST = 3
-_LONGEST = timedelta(hours=11)
 
 
 def name(option: str, value: Any) -> str:
@@ -20,27 +19,14 @@ def name(option: str, value: Any) -> str:
     return str(value)
 
 
-def prefetch(value: int | None, concurrency: int) -> int:
-    """How many messages to hold."""
-    return count("prefetch", max(MOST, 2 * concurrency) if value is None else value)
-
-
 def visibility(value: float | timedelta) -> int:
-    """Whole seconds, since SQS takes no others, and time enough to renew it."""
-    given = seconds("visibility", value, _LONGEST.total_seconds())
-    if given < _SHORTEST or given != int(given):
-        raise InvalidOption(f"visibility={value!r}: expected whole seconds, {_SHORTEST} or more")
-    return int(given)
+    """Seconds for which a message is hidden."""
+    return leased.lease("visibility", value, _SHORTEST)
 
 
 def dead_letter(value: Any, queue: str) -> Any:
     """A queue, a function or None."""
-    if isinstance(value, str):
-        if name("dead_letter", value) == queue:
-            raise InvalidOption(f"dead_letter={value!r}: the consumer would take its own dead letters")
-    elif value is not None and not callable(value):
-        raise InvalidOption(f"dead_letter={value!r}: expected the name of a queue, or a function")
-    return value
+    return leased.dead_letter(value, name, (queue,), "queue")
 
 
 def check_deliveries(queue: Queue, max_attempts: int | None) -> None:

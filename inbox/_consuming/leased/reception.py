@@ -1,56 +1,68 @@
-"""Receives messages from a queue."""
+"""Receives messages while there is room for some."""
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
+from typing import Generic, TypeVar
 
 from inbox._consuming.life import ConsumerLife
-from inbox_outbox_base.brokers.sqs.client import FAILURES, text_of
 from inbox_outbox_base.checks.backoff import Backoff
 
-from .link import QueueLink
-from .receipt import Receipt
+from .message import LeasedMessage
 
-_log = logging.getLogger("inbox.sqs")
+M = TypeVar("M", bound=LeasedMessage)
+
 _AGAIN = Backoff(first=0.5, longest=15)
 """Pauses after a request that has failed."""
 
 
-class Reception:
+class Reception(Generic[M]):
     """Asks for messages, one request at a time, while there is room for some.
 
     Args:
+        receive: asks for at most so many messages, and returns what has come: none, if there are none for a
+            while. The messages call `free` when they are settled or lost.
         limit: how many unsettled messages to hold.
-        hidden: seconds for which a received message is hidden from other consumers.
         take: is called with each message.
         stopping: set when no more must be received.
+        failures: errors of the broker's client, which may pass.
+        text_of: such an error, for people.
     """
 
     def __init__(
         self,
-        link: QueueLink,
+        receive: Callable[[int], Awaitable[Iterable[M]]],
         life: ConsumerLife,
+        log: logging.Logger,
         *,
         limit: int,
-        hidden: int,
-        take: Callable[[Receipt], None],
+        take: Callable[[M], None],
         stopping: asyncio.Event,
+        failures: tuple[type[Exception], ...],
+        text_of: Callable[[Exception], str],
     ) -> None:
-        self._link = link
+        self._receive = receive
         self._life = life
+        self._log = log
         self._limit = limit
-        self._hidden = hidden
         self._take = take
         self._stopping = stopping
-        self._held: set[Receipt] = set()
+        self._failures = failures
+        self._text_of = text_of
+        self._held: set[M] = set()
         self._has_changed = asyncio.Event()
         self._finished = asyncio.Event()
 
     @property
-    def held(self) -> list[Receipt]:
+    def held(self) -> list[M]:
         """The messages that are not settled."""
         return list(self._held)
+
+    def free(self, message: M) -> None:
+        """A message is settled or lost."""
+        self._held.discard(message)
+        self._has_changed.set()
 
     async def finished(self) -> None:
         """Wait until nothing more is received."""
@@ -66,25 +78,21 @@ class Reception:
                     await self._change()
                     continue
                 try:
-                    messages = await self._link.receive(room, self._hidden)
-                except FAILURES as error:
+                    messages = await self._receive(room)
+                except self._failures as error:
                     failures += 1
-                    self._life.disconnected(text_of(error))
-                    _log.warning("cannot receive, trying again: %s", text_of(error))
+                    said = self._text_of(error)
+                    self._life.disconnected(said)
+                    self._log.warning("cannot receive, trying again: %s", said)
                     await self._pause(_AGAIN.delay(failures))
                     continue
                 failures = 0
                 self._life.connected()
                 for message in messages:
-                    receipt = Receipt(self._link, message, self._hidden, self._free)
-                    self._held.add(receipt)
-                    self._take(receipt)
+                    self._held.add(message)
+                    self._take(message)
         finally:
             self._finished.set()
-
-    def _free(self, receipt: Receipt) -> None:
-        self._held.discard(receipt)
-        self._has_changed.set()
 
     async def _change(self) -> None:
         """Wait until a message is settled, or the consumer is stopped."""
