@@ -1,13 +1,18 @@
 """Sends of a synchronous publisher for an asynchronous relay."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import Generic, ParamSpec, Protocol, TypeVar
+
+from inbox_outbox_base.words.outgoing import Envelope, Outcome
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+S = TypeVar("S", bound="BlockingPublisher")
 
 _THREADS = 1_000
 """More threads than there are sends at the same time."""
@@ -50,3 +55,49 @@ class SendsInThreads:
 
     def _new_threads(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(_THREADS, thread_name_prefix=self._name)
+
+
+class BlockingPublisher(Protocol):
+    """A synchronous publisher whose `send` yields pairs of a place and an outcome."""
+
+    timeout: float
+
+    def check(self, lease: float) -> None:
+        """See `Publisher`."""
+
+    def send(self, batch: Sequence[Envelope]) -> Generator[tuple[int, Outcome]]:
+        """See `Publisher`."""
+
+    def close(self) -> None:
+        """See `Publisher`."""
+
+
+class PublisherInThreads(Generic[S]):
+    """An `AsyncPublisher` made of a synchronous one; its sends run in threads.
+
+    Args:
+        name: how the threads' names begin.
+    """
+
+    def __init__(self, publisher: S, name: str) -> None:
+        self._publisher = publisher
+        self.timeout = publisher.timeout
+        self._threads = SendsInThreads(name)
+
+    def __repr__(self) -> str:
+        return f"Async{self._publisher!r}"
+
+    async def check(self, lease: float) -> None:
+        """As the synchronous publisher's `check`."""
+        await self._threads.run(self._publisher.check, lease)
+
+    async def send(self, batch: Sequence[Envelope]) -> AsyncIterator[tuple[int, Outcome]]:
+        """As the synchronous publisher's `send`."""
+        async with aclosing(self._threads.iterate(self._publisher.send(batch))) as answers:
+            async for answer in answers:
+                yield answer
+
+    async def close(self) -> None:
+        """As the synchronous publisher's `close`."""
+        await self._threads.run(self._publisher.close)
+        self._threads.close()

@@ -97,7 +97,7 @@ def test_from_an_event_loop(topics: Topics) -> None:
     async def scenario() -> None:
         sender = AsyncKafkaPublisher({"bootstrap.servers": topics.address})
         assert isinstance(sender, AsyncPublisher)
-        sender.check(LEASE)
+        await sender.check(LEASE)
         assert (
             await published_awaited(sender, [envelope(topic, "a"), envelope(topic, "b")]) == [Accepted()] * 2
         )

@@ -12,7 +12,7 @@ from inbox_outbox_base.checks import outbox_options
 from inbox_outbox_base.checks.extras import brought_by
 from inbox_outbox_base.errors.outbox import UnsafeBroker
 from inbox_outbox_base.words.outgoing import Envelope, Outcome
-from outbox._publishers.sends_in_threads import SendsInThreads
+from outbox._publishers.sends_in_threads import PublisherInThreads
 
 from . import producer_settings
 
@@ -110,21 +110,15 @@ class KafkaPublisher:
             self._producers.give_back(lent, is_usable=is_usable)
 
 
-class AsyncKafkaPublisher:
+class AsyncKafkaPublisher(PublisherInThreads[KafkaPublisher]):
     """`KafkaPublisher` for an `AsyncRelay`: the same arguments and promises, its sends in threads.
 
     A cancelled send ends before the cancellation is raised: none of its messages is sent after that.
     """
 
     def __init__(self, config: Mapping[str, Any], *, timeout: float | timedelta = 10) -> None:
-        self._publisher = KafkaPublisher(config, timeout=timeout)
-        self.timeout = self._publisher.timeout
+        super().__init__(KafkaPublisher(config, timeout=timeout), "outbox kafka")
         self.ordered = self._publisher.ordered
-        self._threads = SendsInThreads("outbox kafka")
-
-    def check(self, lease: float) -> None:
-        """As `KafkaPublisher.check`."""
-        self._publisher.check(lease)
 
     async def send(self, batch: Sequence[Envelope]) -> AsyncIterator[tuple[int, Outcome]]:
         """As `KafkaPublisher.send`."""
@@ -133,8 +127,3 @@ class AsyncKafkaPublisher:
             async for some in several:
                 for answer in some:
                     yield answer
-
-    async def close(self) -> None:
-        """As `KafkaPublisher.close`."""
-        await self._threads.run(self._publisher.close)
-        self._threads.close()

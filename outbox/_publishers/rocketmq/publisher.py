@@ -1,8 +1,7 @@
 """Publish an outbox's messages to RocketMQ, through its gRPC client (extra `rocketmq`)."""
 
 import logging
-from collections.abc import AsyncIterator, Generator, Sequence
-from contextlib import aclosing
+from collections.abc import Generator, Sequence
 from datetime import timedelta
 
 from inbox_outbox_base.calls import clock
@@ -10,7 +9,7 @@ from inbox_outbox_base.checks import outbox_options
 from inbox_outbox_base.checks.extras import brought_by
 from inbox_outbox_base.errors.outbox import InvalidOption, UnsafeBroker
 from inbox_outbox_base.words.outgoing import Envelope, Outcome, Refused, Unavailable
-from outbox._publishers.sends_in_threads import SendsInThreads
+from outbox._publishers.sends_in_threads import PublisherInThreads
 
 with brought_by("rocketmq"):
     from inbox_outbox_base.brokers.rocketmq import address
@@ -115,7 +114,7 @@ class RocketMQPublisher:
         self._proxies.close()
 
 
-class AsyncRocketMQPublisher:
+class AsyncRocketMQPublisher(PublisherInThreads[RocketMQPublisher]):
     """`RocketMQPublisher` for an `AsyncRelay`: the same arguments and promises, its sends in threads.
 
     A cancelled send ends before the cancellation is raised: none of its messages is sent after that.
@@ -124,24 +123,4 @@ class AsyncRocketMQPublisher:
     ordered = True
 
     def __init__(self, url: str, *, topics: Sequence[str] = (), timeout: float | timedelta = 10) -> None:
-        self._publisher = RocketMQPublisher(url, topics=topics, timeout=timeout)
-        self.timeout = self._publisher.timeout
-        self._threads = SendsInThreads("outbox rocketmq")
-
-    def __repr__(self) -> str:
-        return f"Async{self._publisher!r}"
-
-    async def check(self, lease: float) -> None:
-        """As `RocketMQPublisher.check`."""
-        await self._threads.run(self._publisher.check, lease)
-
-    async def send(self, batch: Sequence[Envelope]) -> AsyncIterator[tuple[int, Outcome]]:
-        """As `RocketMQPublisher.send`."""
-        async with aclosing(self._threads.iterate(self._publisher.send(batch))) as answers:
-            async for answer in answers:
-                yield answer
-
-    async def close(self) -> None:
-        """As `RocketMQPublisher.close`."""
-        await self._threads.run(self._publisher.close)
-        self._threads.close()
+        super().__init__(RocketMQPublisher(url, topics=topics, timeout=timeout), "outbox rocketmq")

@@ -1,8 +1,7 @@
 """Publish an outbox's messages to Amazon SQS and queues like it, through boto3 (extra `sqs`)."""
 
 import logging
-from collections.abc import AsyncIterator, Generator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Generator, Mapping, Sequence
 from datetime import timedelta
 
 from inbox_outbox_base.calls import clock
@@ -10,7 +9,7 @@ from inbox_outbox_base.checks import options, outbox_options
 from inbox_outbox_base.checks.extras import brought_by
 from inbox_outbox_base.errors.outbox import InvalidOption, UnsafeBroker
 from inbox_outbox_base.words.outgoing import Envelope, Outcome
-from outbox._publishers.sends_in_threads import SendsInThreads
+from outbox._publishers.sends_in_threads import PublisherInThreads
 
 with brought_by("sqs"):
     from inbox_outbox_base.brokers.sqs import address
@@ -169,7 +168,7 @@ class SQSPublisher:
         self._links.close()
 
 
-class AsyncSQSPublisher:
+class AsyncSQSPublisher(PublisherInThreads[SQSPublisher]):
     """`SQSPublisher` for an `AsyncRelay`: the same arguments and promises, its sends in threads.
 
     A cancelled send ends before the cancellation is raised: none of its messages is sent after that.
@@ -184,28 +183,9 @@ class AsyncSQSPublisher:
         largest: int | None = None,
         timeout: float | timedelta = 10,
     ) -> None:
-        self._publisher = SQSPublisher(url, queues=queues, topics=topics, largest=largest, timeout=timeout)
-        self.timeout = self._publisher.timeout
-        self._threads = SendsInThreads("outbox sqs")
-
-    def __repr__(self) -> str:
-        return f"Async{self._publisher!r}"
-
-    async def check(self, lease: float) -> None:
-        """As `SQSPublisher.check`."""
-        await self._threads.run(self._publisher.check, lease)
-
-    async def send(self, batch: Sequence[Envelope]) -> AsyncIterator[tuple[int, Outcome]]:
-        """As `SQSPublisher.send`."""
-        async with aclosing(self._threads.iterate(self._publisher.send(batch))) as answers:
-            async for answer in answers:
-                yield answer
+        made = SQSPublisher(url, queues=queues, topics=topics, largest=largest, timeout=timeout)
+        super().__init__(made, "outbox sqs")
 
     def begin_no_more(self) -> None:
         """As `SQSPublisher.begin_no_more`."""
         self._publisher.begin_no_more()
-
-    async def close(self) -> None:
-        """As `SQSPublisher.close`."""
-        await self._threads.run(self._publisher.close)
-        self._threads.close()
