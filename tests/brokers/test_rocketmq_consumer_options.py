@@ -107,7 +107,7 @@ def test_invalid_options() -> None:
 def test_what_does_not_exist(rocketmq: Topics, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that does not answer, a missing topic or group, and a group with a lower limit than
     `max_attempts` each raise one error, at the first connection."""
-    monkeypatch.setattr("inbox._consuming.rocketmq.async_consumer._PATIENCE", 0)
+    monkeypatch.setattr("inbox._consuming.rocketmq.async_consumer.AsyncRocketMQConsumer._patience", 0)
     topic, group, few = rocketmq.new(), rocketmq.group(), rocketmq.group(retries=2)
 
     def run(url: str, topic: str, group: str, **options: Any) -> None:

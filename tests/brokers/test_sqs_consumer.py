@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from sqlalchemy import Connection
@@ -99,8 +100,18 @@ def test_invalid_options() -> None:
         make(colour="blue")()
 
 
-def test_what_does_not_go_with_the_queue(sqs: SQSQueues) -> None:
+def test_a_queue_that_is_not_there_yet(sqs: SQSQueues, caplog: pytest.LogCaptureFixture) -> None:
+    """A server that has just started may not know its queues: the consumer asks again for a while."""
+    seen, queue = list[Any](), f"test-{uuid4().hex}"
+    with running(consumer(sqs.url, queue, payloads(seen))):
+        wait_until(lambda: f"queue='{queue}': there is no such queue yet" in caplog.text)
+        sqs.put(sqs.new(queue), [made_by_others("1")])
+        wait_until(lambda: len(seen) == 1)
+
+
+def test_what_does_not_go_with_the_queue(sqs: SQSQueues, monkeypatch: pytest.MonkeyPatch) -> None:
     """The consumer refuses to start, and names the option."""
+    monkeypatch.setattr(AsyncSQSConsumer, "_patience", 0)
     dead, plain = sqs.new(), sqs.new()
     buried = sqs.redriving(dead, 5)
     said = [("ExpiredToken", "^url: SQS refuses the login"), ("AccessDenied", f"^queue='{plain}'")]

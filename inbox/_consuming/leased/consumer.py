@@ -18,7 +18,7 @@ from inbox._listening.handler_counts import flush_async
 from inbox._listening.options import BY_KEY, ListenerOptions, check_names
 from inbox._listening.outcome import Action, Decision, Outcome, may_be_asynchronous
 from inbox_outbox_base.calls.signals import FAILURES, as_failure
-from inbox_outbox_base.checks.options import done
+from inbox_outbox_base.checks.options import count, done
 from inbox_outbox_base.errors.inbox import InvalidOption
 from inbox_outbox_base.monitoring.events import Hook
 from inbox_outbox_base.monitoring.life_signs import Probe
@@ -36,6 +36,10 @@ _LAST_WORDS = 10.0
 _SOON = 1.0
 
 
+class NotThere(InvalidOption):
+    """The broker does not know the queue or topic, or not yet."""
+
+
 class LeaseConsumer(ABC, Generic[M]):
     """Runs the messages that a broker's consumer receives, and gives the broker the listener's decisions.
 
@@ -43,22 +47,29 @@ class LeaseConsumer(ABC, Generic[M]):
 
     Args:
         name: what it is, for people.
+        address: the broker's, without a secret.
         topic: its queue or topics, for events.
         lease: seconds for which a message is hidden from other consumers, until its time is renewed.
+        prefetch: how many unsettled messages to hold; None: twice as many as run at a time, or `fewest`.
     """
 
     _listener: type[AsyncListener] | type[AwaitedListener] = AsyncListener
     _log: ClassVar[logging.Logger]
     _shortest_delay: ClassVar[float] = 0
     """Seconds, at least, until a message that is given back comes again."""
+    _patience: ClassVar[float] = 5
+    """Seconds to wait until the broker knows its queue or topic: one that has just started may not."""
 
     def __init__(
         self,
         name: str,
+        address: object,
         topic: str,
         handler: Callable[[Delivery], Any],
         *,
-        lease: float,
+        lease: int,
+        prefetch: int | None,
+        fewest: int,
         max_attempts: int | None,
         dead_letter: Any,
         on_event: Hook | Iterable[Hook] | None,
@@ -74,7 +85,11 @@ class LeaseConsumer(ABC, Generic[M]):
             **given,
         )
         self.listener.on_stop(self._wake)
+        self.prefetch = count(
+            "prefetch", max(fewest, 2 * self.listener.concurrency) if prefetch is None else prefetch
+        )
         self._handler = handler
+        self._address = address
         self._lease = lease
         self._max_attempts = max_attempts
         self._dead_letter = dead_letter
@@ -91,9 +106,10 @@ class LeaseConsumer(ABC, Generic[M]):
 
     @abstractmethod
     async def _connect(self) -> None:
-        """Connect; return early if the consumer is stopped.
+        """Connect.
 
         Raises:
+            NotThere: the broker does not know a queue or topic.
             InvalidOption: the broker, or one of its settings, does not allow the consumer to begin.
             ConnectionError: nobody answers.
         """
@@ -167,6 +183,7 @@ class LeaseConsumer(ABC, Generic[M]):
         self._loop = asyncio.get_running_loop()
         if self.stopped:
             return
+        self._journal.say("starts: at %s", self._address)
         self._life.begin()
         try:
             await self._consume()
@@ -175,8 +192,7 @@ class LeaseConsumer(ABC, Generic[M]):
 
     async def _consume(self) -> None:
         try:
-            await self._connect()
-            if not self.stopped:
+            if await self._is_connected():
                 await self._receive()
         finally:
             await self._abandon()
@@ -184,6 +200,24 @@ class LeaseConsumer(ABC, Generic[M]):
             self._journal.say("has stopped")
         if self._failure is not None:
             raise self._failure
+
+    async def _is_connected(self) -> bool:
+        """Connect, unless the consumer is stopped first."""
+        loop = asyncio.get_running_loop()
+        last = loop.time() + self._patience
+        while not self.stopped:
+            self._life.beat()
+            try:
+                await self._connect()
+            except NotThere as error:
+                if loop.time() > last:
+                    raise
+                self._log.warning("%s yet, asking again", error)
+                await self._is_stopped_within(_SOON)
+            else:
+                self._journal.say("is connected, and holds up to %d messages", self.prefetch)
+                return True
+        return False
 
     async def _receive(self) -> None:
         for work in (self._extend(), self._keep_fresh(), self._summarise(), *self._receiving()):

@@ -34,9 +34,7 @@ class LeasedMessage(ABC):
     failures_of_client: ClassVar[tuple[type[Exception], ...]]
     """Errors of the broker's client, which may pass."""
 
-    def __init__(
-        self, delivery: Delivery, deliveries: int, lease: float, free: Callable[[Any], None]
-    ) -> None:
+    def __init__(self, delivery: Delivery, deliveries: int, lease: int, free: Callable[[Any], None]) -> None:
         self.delivery = delivery
         self.deliveries = deliveries
         """How often the broker has delivered it."""

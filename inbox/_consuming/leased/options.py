@@ -4,15 +4,10 @@ from collections.abc import Callable, Container
 from datetime import timedelta
 from typing import Any
 
-from inbox_outbox_base.checks.options import count, seconds
+from inbox_outbox_base.checks.options import seconds
 from inbox_outbox_base.errors.inbox import InvalidOption
 
 _LONGEST = timedelta(hours=11)
-
-
-def prefetch(value: int | None, concurrency: int, fewest: int) -> int:
-    """How many messages to hold."""
-    return count("prefetch", max(fewest, 2 * concurrency) if value is None else value)
 
 
 def lease(option: str, value: float | timedelta, shortest: int) -> int:

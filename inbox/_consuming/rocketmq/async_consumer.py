@@ -1,13 +1,11 @@
 """The asynchronous consumer for RocketMQ."""
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from datetime import timedelta
 from typing import Any, Unpack
 
 from inbox._consuming.leased.consumer import LeaseConsumer
-from inbox._consuming.leased.options import prefetch as checked_prefetch
 from inbox._listening.options import ListenerOptions
 from inbox._listening.outcome import Decision, Outcome
 from inbox_outbox_base.brokers.rocketmq import forking
@@ -23,10 +21,6 @@ from .link import GroupSettings
 from .poll import MOST
 from .proxy import Source
 
-_PATIENCE = 30.0
-"""Seconds to wait until RocketMQ knows a topic: its brokers report their topics twice a minute."""
-_SOON = 1.0
-
 
 class AsyncRocketMQConsumer(LeaseConsumer[HeldMessage]):
     """`RocketMQConsumer` for asynchronous handlers: `run` is awaited, and handles no signals; see
@@ -37,6 +31,8 @@ class AsyncRocketMQConsumer(LeaseConsumer[HeldMessage]):
 
     _log = logging.getLogger("inbox.rocketmq")
     _shortest_delay = 1
+    _patience = 30
+    """RocketMQ's brokers report their topics twice a minute."""
 
     def __init__(
         self,
@@ -57,15 +53,17 @@ class AsyncRocketMQConsumer(LeaseConsumer[HeldMessage]):
         topics = ", ".join(self._member.filters)
         super().__init__(
             f"consumer of {topics} in group {group!r}",
+            self._member.address,
             topics,
             handler,
             lease=options.invisible(invisible),
+            prefetch=prefetch,
+            fewest=MOST,
             max_attempts=max_attempts,
             dead_letter=options.dead_letter(dead_letter, self._member),
             on_event=on_event,
             options=listener,
         )
-        self.prefetch = checked_prefetch(prefetch, self.listener.concurrency, MOST)
         self._settings = GroupSettings(0, in_order=False)
         self._sources = proxies.Sources(self._member, self._source, self._start)
         self._is_running = False
@@ -76,22 +74,8 @@ class AsyncRocketMQConsumer(LeaseConsumer[HeldMessage]):
         await super().run()
 
     async def _connect(self) -> None:
-        """Connect, and wait for topics: a server that has just started does not know them for a while."""
-        self._journal.say("starts: at %s", self._member.address)
-        patience = asyncio.get_running_loop().time() + _PATIENCE
-        while not self.stopped:
-            self._life.beat()
-            try:
-                await self._sources.connect(self._dead_letter)
-            except proxies.NoSuchTopic as error:
-                if asyncio.get_running_loop().time() > patience:
-                    raise
-                self._log.warning("%s yet, asking again", error)
-                await self._is_stopped_within(_SOON)
-            else:
-                self._is_running = True
-                self._journal.say("is connected, and holds up to %d messages", self.prefetch)
-                return
+        await self._sources.connect(self._dead_letter)
+        self._is_running = True
 
     def _receiving(self) -> Iterable[Coroutine[Any, Any, None]]:
         self._sources.start()
@@ -110,7 +94,7 @@ class AsyncRocketMQConsumer(LeaseConsumer[HeldMessage]):
             endpoints,
             queues,
             limit=self.prefetch,
-            hidden=int(self._lease),
+            hidden=self._lease,
             take=self._take,
             tell=self._use_settings,
             stopping=self._stopping,

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from inbox._consuming.leased.consumer import NotThere
 from inbox_outbox_base.brokers.rocketmq.client import RpcEndpoints, grpc, protocol, text_of
 from inbox_outbox_base.errors.inbox import InvalidOption
 
@@ -18,15 +19,11 @@ _LOGIN_REFUSED = {protocol.Code.FORBIDDEN, protocol.Code.UNAUTHORIZED}
 GROUP = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND}
 
 
-class NoSuchTopic(InvalidOption):
-    """RocketMQ does not know the topic, or not yet."""
-
-
 async def find(member: Membership, dead_letter: object = None) -> dict[str, tuple[Any, list[Any]]]:
     """For each proxy: its endpoints, and one queue of each topic on each broker behind it.
 
     Raises:
-        NoSuchTopic: there is no topic of this name.
+        NotThere: there is no topic of this name.
         InvalidOption: the login is refused.
         AioRpcError: nobody answers.
         Refusal: RocketMQ answers with an error that may pass.
@@ -53,7 +50,7 @@ async def first(
     """Make a source for each proxy, and connect all of them.
 
     Raises:
-        NoSuchTopic: there is no topic of this name.
+        NotThere: there is no topic of this name.
         InvalidOption: there is no such group, or the login is refused.
         ConnectionError: nobody answers, or RocketMQ answers with an error that may pass.
     """
@@ -156,7 +153,7 @@ async def route_of(calls: Calls, option: str, topic: str) -> list[Any]:
         return await calls.route(topic)
     except Refusal as error:
         if error.code in _UNKNOWN:
-            raise NoSuchTopic(f"{option}={topic!r}: there is no such topic") from None
+            raise NotThere(f"{option}={topic!r}: there is no such topic") from None
         if error.code in _LOGIN_REFUSED:
             raise InvalidOption(f"url: RocketMQ refuses the login: {error}") from None
         raise

@@ -6,7 +6,6 @@ from datetime import timedelta
 from typing import Any, Unpack
 
 from inbox._consuming.leased.consumer import LeaseConsumer
-from inbox._consuming.leased.options import prefetch as checked_prefetch
 from inbox._consuming.leased.reception import Reception
 from inbox._listening.options import ListenerOptions
 from inbox._listening.outcome import Decision, Outcome
@@ -45,19 +44,21 @@ class AsyncSQSConsumer(LeaseConsumer[Receipt]):
         on_event: Hook | Iterable[Hook] | None = None,
         **listener: Unpack[ListenerOptions],
     ) -> None:
-        self._address = address.parse(url)
+        place = address.parse(url)
         super().__init__(
             f"consumer of {options.name('queue', queue)}",
+            place,
             queue,
             handler,
             lease=options.visibility(visibility),
+            prefetch=prefetch,
+            fewest=options.MOST,
             max_attempts=max_attempts,
             dead_letter=options.dead_letter(dead_letter, queue),
             on_event=on_event,
             options=listener,
         )
-        self.prefetch = checked_prefetch(prefetch, self.listener.concurrency, options.MOST)
-        self._link = QueueLink(self._address, queue)
+        self._link = QueueLink(place, queue)
         self._reception = Reception(
             self._ask,
             self._life,
@@ -70,17 +71,15 @@ class AsyncSQSConsumer(LeaseConsumer[Receipt]):
         )
 
     async def _connect(self) -> None:
-        self._journal.say("starts: at %s", self._address)
         self._dead_letter = await connected(self._link, self._dead_letter, self._max_attempts)
         self._life.connected()
-        self._journal.say("is connected, and holds up to %d messages", self.prefetch)
 
     def _receiving(self) -> Iterable[Coroutine[Any, Any, None]]:
         return [self._reception.run()]
 
     async def _ask(self, most: int) -> list[Receipt]:
-        messages = await self._link.receive(most, int(self._lease))
-        return [Receipt(self._link, each, int(self._lease), self._reception.free) for each in messages]
+        messages = await self._link.receive(most, self._lease)
+        return [Receipt(self._link, each, self._lease, self._reception.free) for each in messages]
 
     async def _refresh(self) -> None:
         try:

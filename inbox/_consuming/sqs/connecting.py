@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from inbox._consuming.leased.consumer import NotThere
 from inbox_outbox_base.brokers.sqs.client import (
     FAILURES,
     NO_LOGIN,
@@ -22,7 +23,8 @@ async def connected(link: QueueLink, dead_letter: Any, max_attempts: int | None)
     """Open the link, and find where dead letters go: a queue, or the function that was given.
 
     Raises:
-        InvalidOption: SQS refuses the login, there is no such queue, or its settings do not go with the
+        NotThere: there is no such queue.
+        InvalidOption: SQS refuses the login, or the queue's settings do not go with the
             consumer's.
         ConnectionError: SQS does not answer.
     """
@@ -54,7 +56,7 @@ async def _target(link: QueueLink, queue: Queue, given: str | None) -> Queue:
 def _refusal(error: Exception, option: str, name: str) -> Exception:
     code = code_of(error)
     if code in NO_QUEUE:
-        return InvalidOption(f"{option}={name!r}: there is no such queue")
+        return NotThere(f"{option}={name!r}: there is no such queue")
     if code in NO_LOGIN or isinstance(error, NoCredentialsError):
         return InvalidOption(f"url: SQS refuses the login: {text_of(error)}")
     if code in NO_RIGHT:

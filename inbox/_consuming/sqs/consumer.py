@@ -97,8 +97,9 @@ class SQSConsumer:
         """Take messages until `stop`, or in the main thread until SIGTERM or SIGINT.
 
         When SQS does not answer, or the queue is gone, the consumer tries again; only the first connection
-        must succeed immediately. After a stop it takes no more messages, lets running messages finish within
-        `grace`, gives the others back, and returns.
+        must succeed immediately, except that a server that has just started has five seconds to know its
+        queue. After a stop it takes no more messages, lets running messages finish within `grace`, gives the
+        others back, and returns.
 
         Raises:
             InvalidOption: SQS refuses the login, there is no such queue, the queue has no place for dead

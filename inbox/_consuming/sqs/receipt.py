@@ -47,7 +47,7 @@ class Receipt(LeasedMessage):
         await self._settle(lambda: _done(self._link.hide(self._handle, delay)))
 
     async def _renew(self) -> None:
-        await _done(self._link.hide(self._handle, int(self._lease)))
+        await _done(self._link.hide(self._handle, self._lease))
 
     def _text_of(self, error: Exception) -> str:
         return text_of(error)
