@@ -31,7 +31,9 @@ MODULES = {
     "inbox": ["inbox", "inbox.errors", "inbox.migration", "inbox.schema"],
     "outbox": ["outbox", "outbox.errors", "outbox.schema"],
     "brokers": [
-        f"{half}.{name}" for name in ("kafka", "rabbitmq", "rocketmq", "sqs") for half in ("inbox", "outbox")
+        f"{half}.{name}"
+        for name in ("kafka", "rabbitmq", "redis_streams", "rocketmq", "sqs")
+        for half in ("inbox", "outbox")
     ],
     "frameworks": ["inbox.celery", "inbox.django", "inbox.faststream"],
     "spark": ["spark", "spark.errors"],

@@ -14,10 +14,10 @@ from inbox import Action, Decision
 from inbox.errors import InvalidOption
 from tests.brokers import test_redis_suites as suites
 from tests.servers.redis import LocalRedis
-from tests.support.brokers.redis_consumer import RedisStreamsConsumer
+from tests.support.brokers.redis_consumer import SmallConsumer
 
 
-class AcksFirst(RedisStreamsConsumer):
+class AcksFirst(SmallConsumer):
     """Acknowledges a message before the handler has decided."""
 
     def _new(self) -> dict[bytes, dict[bytes, bytes]]:
@@ -27,17 +27,17 @@ class AcksFirst(RedisStreamsConsumer):
         return batch
 
 
-class NeverAcks(RedisStreamsConsumer):
+class NeverAcks(SmallConsumer):
     def _settle(self, entry: bytes, fields: dict[bytes, bytes], decision: Decision) -> None: ...
 
 
-class NeverGivesBack(RedisStreamsConsumer):
+class NeverGivesBack(SmallConsumer):
     idle = 10**9
 
     def _give_back(self) -> None: ...
 
 
-class CountsEverything(RedisStreamsConsumer):
+class CountsEverything(SmallConsumer):
     """Counts every delivery as a failure of the message."""
 
     def _settle(self, entry: bytes, fields: dict[bytes, bytes], decision: Decision) -> None:
@@ -47,14 +47,14 @@ class CountsEverything(RedisStreamsConsumer):
         super()._settle(entry, fields, decision)
 
 
-class DropsDeadLetters(RedisStreamsConsumer):
+class DropsDeadLetters(SmallConsumer):
     def _settle(self, entry: bytes, fields: dict[bytes, bytes], decision: Decision) -> None:
         if decision.action is Action.DEAD_LETTER:
             decision = replace(decision, action=Action.ACK)
         super()._settle(entry, fields, decision)
 
 
-class LosesDeadLetters(RedisStreamsConsumer):
+class LosesDeadLetters(SmallConsumer):
     """Acknowledges dead letters even if it cannot store them."""
 
     def _settle(self, entry: bytes, fields: dict[bytes, bytes], decision: Decision) -> None:
@@ -65,7 +65,7 @@ class LosesDeadLetters(RedisStreamsConsumer):
             self._held.pop(entry, None)
 
 
-class AcksWhatWaits(RedisStreamsConsumer):
+class AcksWhatWaits(SmallConsumer):
     """Acknowledges waiting messages together with a message that succeeds."""
 
     def _settle(self, entry: bytes, fields: dict[bytes, bytes], decision: Decision) -> None:
@@ -74,7 +74,7 @@ class AcksWhatWaits(RedisStreamsConsumer):
             self._client.xack(self._topic, "suite", *self._held)
 
 
-class CountsAttempts(RedisStreamsConsumer):
+class CountsAttempts(SmallConsumer):
     """Counts deliveries, and lets the listener compare that count."""
 
     def _settle(self, entry: bytes, fields: dict[bytes, bytes], decision: Decision) -> None:
@@ -82,36 +82,36 @@ class CountsAttempts(RedisStreamsConsumer):
         super()._settle(entry, fields, decision)
 
 
-class DropsReasons(RedisStreamsConsumer):
+class DropsReasons(SmallConsumer):
     def _settle(self, entry: bytes, fields: dict[bytes, bytes], decision: Decision) -> None:
         super()._settle(entry, fields, replace(decision, reason=""))
 
 
-class RetriesImmediately(RedisStreamsConsumer):
+class RetriesImmediately(SmallConsumer):
     def _settle(self, entry: bytes, fields: dict[bytes, bytes], decision: Decision) -> None:
         super()._settle(entry, fields, replace(decision, delay=0))
 
 
-class DropsFailures(RedisStreamsConsumer):
+class DropsFailures(SmallConsumer):
     def _settle(self, entry: bytes, fields: dict[bytes, bytes], decision: Decision) -> None:
         super()._settle(entry, fields, replace(decision, action=Action.ACK))
 
 
-class RetriesForEver(RedisStreamsConsumer):
+class RetriesForEver(SmallConsumer):
     def __init__(self, url: str, topic: str, handler: Any, **options: Any) -> None:
         super().__init__(url, topic, handler, **options | {"max_attempts": None})
 
 
-class IgnoresKeys(RedisStreamsConsumer):
+class IgnoresKeys(SmallConsumer):
     limits: ClassVar[dict[str, Any]] = {}
 
 
-class ForgetsHeaders(RedisStreamsConsumer):
+class ForgetsHeaders(SmallConsumer):
     def _new(self) -> dict[bytes, dict[bytes, bytes]]:
         return {entry: {**fields, b"headers": b"{}"} for entry, fields in super()._new().items()}
 
 
-class DropsEmptyKeys(RedisStreamsConsumer):
+class DropsEmptyKeys(SmallConsumer):
     def _new(self) -> dict[bytes, dict[bytes, bytes]]:
         found = super()._new()
         return {
@@ -120,7 +120,7 @@ class DropsEmptyKeys(RedisStreamsConsumer):
         }
 
 
-class EndsAtAnOutage(RedisStreamsConsumer):
+class EndsAtAnOutage(SmallConsumer):
     def _turn(self) -> None:
         try:
             super()._turn()
@@ -128,7 +128,7 @@ class EndsAtAnOutage(RedisStreamsConsumer):
             raise SystemExit(1) from error
 
 
-class StopsAtStrangeMessages(RedisStreamsConsumer):
+class StopsAtStrangeMessages(SmallConsumer):
     def _new(self) -> dict[bytes, dict[bytes, bytes]]:
         batch = super()._new()
         for fields in batch.values():
@@ -136,48 +136,48 @@ class StopsAtStrangeMessages(RedisStreamsConsumer):
         return batch
 
 
-class WaitsForHandlers(RedisStreamsConsumer):
+class WaitsForHandlers(SmallConsumer):
     def __init__(self, url: str, topic: str, handler: Any, **options: Any) -> None:
         super().__init__(url, topic, handler, **options | {"grace": 3_600})
 
 
-class SwallowsErrors(RedisStreamsConsumer):
+class SwallowsErrors(SmallConsumer):
     def _turn(self) -> None:
         with suppress(InvalidOption, SystemExit):
             super()._turn()
 
 
-class TellsPasswords(RedisStreamsConsumer):
+class TellsPasswords(SmallConsumer):
     def __repr__(self) -> str:
         return str(self._client.connection_pool.connection_kwargs)
 
 
-class IgnoresSigterm(RedisStreamsConsumer):
+class IgnoresSigterm(SmallConsumer):
     def run(self) -> None:
         threading_only = threading.Thread(target=super().run, daemon=True)
         threading_only.start()
         threading_only.join()
 
 
-class TakesOver(RedisStreamsConsumer):
+class TakesOver(SmallConsumer):
     """Does not keep what its handlers run for longer than others wait."""
 
     def _keep(self) -> None: ...
 
 
-class AcksFirstSuite(suites.TestRedisStreamsConsumer):
+class AcksFirstSuite(suites.TestSmallConsumer):
     """For another process, which looks it up by name."""
 
     __test__, kind = False, AcksFirst
 
 
-class TakesOverSuite(suites.TestRedisStreamsConsumer):
+class TakesOverSuite(suites.TestSmallConsumer):
     """For another process, which finds it by its name."""
 
     __test__, kind = False, TakesOver
 
 
-class IgnoresSigtermSuite(suites.TestRedisStreamsConsumer):
+class IgnoresSigtermSuite(suites.TestSmallConsumer):
     """For another process, which looks it up by name."""
 
     __test__, kind = False, IgnoresSigterm
@@ -217,7 +217,7 @@ def test_a_broken_consumer_fails(
     private_redis: LocalRedis, tmp_path: Path, kind: Any, test: str, arguments: tuple[Any, ...]
 ) -> None:
     """Each test of the suite fails for an adapter that breaks the promise it checks."""
-    suite = type(kind.__name__, (suites.TestRedisStreamsConsumer,), {"kind": kind, "patience": 2.0})()
+    suite = type(kind.__name__, (suites.TestSmallConsumer,), {"kind": kind, "patience": 2.0})()
     fails(suite, private_redis, tmp_path, test, arguments)
 
 
@@ -259,7 +259,7 @@ def fails(suite: Any, server: LocalRedis, folder: Path, test: str, arguments: tu
 
 def test_a_password_in_a_repr_fails(caplog: pytest.LogCaptureFixture) -> None:
     """The suite's test with an unreachable server fails if the adapter shows the password."""
-    suite = suites.TestRedisStreamsConsumer()
+    suite = suites.TestSmallConsumer()
     suite.unreachable = lambda handler: TellsPasswords(  # type: ignore[method-assign]
         f"redis://:{suite.secret}@127.0.0.1:{free_port()}", "topic", handler
     )

@@ -15,10 +15,10 @@ from outbox import Accepted, Envelope, Outcome, Refused, Unavailable, Unknown
 from outbox.errors import UnsafeBroker
 from tests.brokers import test_redis_suites as suites
 from tests.servers.redis import LocalRedis
-from tests.support.brokers.redis_streams import RedisStreamsPublisher, client_of, fields_of, outcome_of
+from tests.support.brokers.redis_streams import SmallPublisher, client_of, fields_of, outcome_of
 
 
-class Changed(RedisStreamsPublisher):
+class Changed(SmallPublisher):
     """Sends messages that differ slightly from the relay's."""
 
     def send(self, batch: Sequence[Envelope]) -> Iterable[Any]:
@@ -53,13 +53,13 @@ class TakesTextOnly(Changed):
         return replace(message, payload=(message.payload or b"").decode(errors="replace").encode())
 
 
-class AcceptsAtOnce(RedisStreamsPublisher):
+class AcceptsAtOnce(SmallPublisher):
     def send(self, batch: Sequence[Envelope]) -> Iterable[Any]:
         list(super().send(batch))
         return [Accepted()] * len(batch)
 
 
-class GuessesWhatWasNotSent(RedisStreamsPublisher):
+class GuessesWhatWasNotSent(SmallPublisher):
     """Reports unknown messages as unavailable, although the server may have taken them."""
 
     def send(self, batch: Sequence[Envelope]) -> Iterable[Any]:
@@ -71,13 +71,13 @@ class GuessesWhatWasNotSent(RedisStreamsPublisher):
         self._client.ping = lambda: True
 
 
-class RefusesWhatIsNotThereYet(RedisStreamsPublisher):
+class RefusesWhatIsNotThereYet(SmallPublisher):
     def send(self, batch: Sequence[Envelope]) -> Iterable[Any]:
         for place, outcome in super().send(batch):
             yield place, Refused(outcome.reason) if isinstance(outcome, Unavailable) else outcome
 
 
-class KnowsNothing(RedisStreamsPublisher):
+class KnowsNothing(SmallPublisher):
     """Reports unsent messages as unknown, so that they become dead letters after many attempts."""
 
     def send(self, batch: Sequence[Envelope]) -> Iterable[Any]:
@@ -85,7 +85,7 @@ class KnowsNothing(RedisStreamsPublisher):
             yield place, Unknown(outcome.reason) if isinstance(outcome, Unavailable) else outcome
 
 
-class ChecksWithItsServerOnly(RedisStreamsPublisher):
+class ChecksWithItsServerOnly(SmallPublisher):
     def check(self, lease: float) -> None:
         try:
             self._client.ping()
@@ -93,14 +93,14 @@ class ChecksWithItsServerOnly(RedisStreamsPublisher):
             raise UnsafeBroker("there is no server") from error
 
 
-class LimitsEachMessage(RedisStreamsPublisher):
+class LimitsEachMessage(SmallPublisher):
     """Applies its time limit to each message, so a batch takes many times as long."""
 
     def send(self, batch: Sequence[Envelope]) -> Iterable[Any]:
         return [outcome for message in batch for _, outcome in super(LimitsEachMessage, self).send([message])]
 
 
-class MixesUpAnswers(RedisStreamsPublisher):
+class MixesUpAnswers(SmallPublisher):
     """Keeps using a connection on which an answer is still to come."""
 
     def __init__(self, url: str, timeout: float = 10) -> None:
@@ -122,62 +122,62 @@ class MixesUpAnswers(RedisStreamsPublisher):
             return outcome_of(error)
 
 
-class IsNotOrdered(RedisStreamsPublisher):
+class IsNotOrdered(SmallPublisher):
     """Sends later messages of a key after one has failed."""
 
     ordered = True
 
 
-class TurnsBatchesRound(RedisStreamsPublisher):
+class TurnsBatchesRound(SmallPublisher):
     ordered = True
 
     def send(self, batch: Sequence[Envelope]) -> Iterable[Any]:
         return [*dict(super().send(batch[::-1])).values()]
 
 
-class ForgetsOne(RedisStreamsPublisher):
+class ForgetsOne(SmallPublisher):
     def send(self, batch: Sequence[Envelope]) -> Iterable[Any]:
         return [outcome for _, outcome in super().send(batch)][:99]
 
 
-class RefusesAll(RedisStreamsPublisher):
+class RefusesAll(SmallPublisher):
     def send(self, batch: Sequence[Envelope]) -> Iterable[Any]:
         outcomes: dict[int, Outcome] = dict(super().send(batch))
         return [next((each for each in outcomes.values() if each != Accepted()), Accepted())] * len(batch)
 
 
-class NeverReturns(RedisStreamsPublisher):
+class NeverReturns(SmallPublisher):
     def __init__(self, url: str, timeout: float = 10) -> None:
         super().__init__(url, 4_000)
         self.timeout = timeout
 
 
-class ChecksNothing(RedisStreamsPublisher):
+class ChecksNothing(SmallPublisher):
     def check(self, lease: float) -> None: ...
 
 
-class LeavesThreads(RedisStreamsPublisher):
+class LeavesThreads(SmallPublisher):
     def send(self, batch: Sequence[Envelope]) -> Iterable[Any]:
         threading.Thread(target=threading.Event().wait, daemon=True).start()
         return super().send(batch)
 
 
-class IsClosedForEver(RedisStreamsPublisher):
+class IsClosedForEver(SmallPublisher):
     def close(self) -> None:
         self._client = client_of(f"redis://127.0.0.1:{free_port()}", 1)
 
 
-class TellsItsPassword(RedisStreamsPublisher):
+class TellsItsPassword(SmallPublisher):
     def __repr__(self) -> str:
         return str(self._client.connection_pool.connection_kwargs)
 
 
-class StopsForEver(RedisStreamsPublisher):
+class StopsForEver(SmallPublisher):
     def begin_no_more(self) -> None:
         self._client = client_of(f"redis://127.0.0.1:{free_port()}", 1)
 
 
-class Serial(RedisStreamsPublisher):
+class Serial(SmallPublisher):
     """Mixes up the messages of several threads."""
 
     def __init__(self, url: str, timeout: float = 10) -> None:
@@ -190,7 +190,7 @@ class Serial(RedisStreamsPublisher):
         return super().send(self._batch)
 
 
-class ForksBadly(RedisStreamsPublisher):
+class ForksBadly(SmallPublisher):
     def __init__(self, url: str, timeout: float = 10) -> None:
         super().__init__(url, timeout)
         self._thread = threading.get_native_id()
@@ -241,15 +241,15 @@ BROKEN = [
 @pytest.mark.parametrize(("kind", "test"), BROKEN, ids=lambda each: getattr(each, "__name__", each))
 def test_a_broken_publisher_fails(
     private_redis: LocalRedis,
-    kind: type[RedisStreamsPublisher],
+    kind: type[SmallPublisher],
     test: str,
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each test of the suite fails for an adapter that breaks the promise it checks."""
-    suite = suites.TestRedisStreamsPublisher()
-    monkeypatch.setattr(suites.TestRedisStreamsPublisher, "kind", kind)
-    monkeypatch.setattr(suites.TestRedisStreamsPublisher, "patience", 3.0)
+    suite = suites.TestSmallPublisher()
+    monkeypatch.setattr(suites.TestSmallPublisher, "kind", kind)
+    monkeypatch.setattr(suites.TestSmallPublisher, "patience", 3.0)
     suite.use(private_redis)
     arguments = {"tmp_path": request.getfixturevalue("tmp_path")} if test == "test_with_a_relay" else {}
     with pytest.raises((AssertionError, pytest.fail.Exception)):

@@ -13,8 +13,8 @@ from outbox import Accepted, Envelope
 from outbox.testing import PublisherSuite
 from tests.servers.redis import LocalRedis
 from tests.support.answers import published
-from tests.support.brokers.redis_consumer import RedisStreamsConsumer
-from tests.support.brokers.redis_streams import LARGEST, RedisStreamsPublisher, client_of, delivery_of
+from tests.support.brokers.redis_consumer import SmallConsumer
+from tests.support.brokers.redis_streams import LARGEST, SmallPublisher, client_of, delivery_of
 from tests.support.brokers.suite_classes import OnLocalServer
 
 
@@ -38,12 +38,12 @@ class OnRedis(OnLocalServer):
         return name
 
 
-class TestRedisStreamsPublisher(OnRedis, PublisherSuite):
+class TestSmallPublisher(OnRedis, PublisherSuite):
     """The reader's publisher."""
 
-    kind: type[RedisStreamsPublisher] = RedisStreamsPublisher
+    kind: type[SmallPublisher] = SmallPublisher
 
-    def publisher(self) -> RedisStreamsPublisher:
+    def publisher(self) -> SmallPublisher:
         return self.kind(self.server.url, timeout=2)
 
     def received(self, topic: str, count: int) -> Sequence[Delivery]:
@@ -55,17 +55,17 @@ class TestRedisStreamsPublisher(OnRedis, PublisherSuite):
     def missing_topic(self) -> str:
         return f"missing-{uuid4()}"
 
-    def unreachable(self) -> RedisStreamsPublisher:
+    def unreachable(self) -> SmallPublisher:
         return self.kind(f"redis://:{self.secret}@127.0.0.1:{free_port()}", timeout=2)
 
 
 @pytest.mark.long
-class TestRedisStreamsConsumer(OnRedis, ConsumerSuite):
+class TestSmallConsumer(OnRedis, ConsumerSuite):
     """The reader's consumer, on SQLite."""
 
     redelivered_after = 2.2
 
-    kind: ClassVar[Any] = RedisStreamsConsumer
+    kind: ClassVar[Any] = SmallConsumer
 
     def address(self) -> str:
         return self.server.url
@@ -80,7 +80,7 @@ class TestRedisStreamsConsumer(OnRedis, ConsumerSuite):
         return topic
 
     def put(self, topic: str, messages: Sequence[Envelope]) -> None:
-        publisher = RedisStreamsPublisher(self.server.url)
+        publisher = SmallPublisher(self.server.url)
         assert published(publisher, messages) == [Accepted()] * len(messages)
         publisher.close()
 
@@ -98,5 +98,5 @@ class TestRedisStreamsConsumer(OnRedis, ConsumerSuite):
         self.client.xadd(topic, {b"\xff": b"\xfe"})
         self.client.xadd(topic, {"id": "1", "headers": "[1", "created": "yesterday"})
 
-    def unreachable(self, handler: Any) -> RedisStreamsConsumer:
-        return RedisStreamsConsumer(f"redis://:{self.secret}@127.0.0.1:{free_port()}", "topic", handler)
+    def unreachable(self, handler: Any) -> SmallConsumer:
+        return SmallConsumer(f"redis://:{self.secret}@127.0.0.1:{free_port()}", "topic", handler)

@@ -283,7 +283,7 @@ class LeaseConsumer(ABC, Generic[M]):
         elif decision.outcome is None:
             await message.give_back(self._shortest_delay)  # its handler did not begin, or did not end
         elif self._may_be_redelivered(message, decision.outcome):
-            await message.give_back(decision.delay)
+            await message.retry(decision.delay)
         else:
             message.count(failed=decision.outcome.is_failure)
             await self._keep(message, decision.delay)

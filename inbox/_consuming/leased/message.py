@@ -56,6 +56,10 @@ class LeasedMessage(ABC):
     async def give_back(self, seconds: float = 0) -> None:
         """Let the broker deliver it again after this many seconds."""
 
+    async def retry(self, seconds: float) -> None:
+        """Let the broker deliver it again after this many seconds; its handler has run."""
+        await self.give_back(seconds)
+
     @abstractmethod
     async def _renew(self) -> None:
         """Keep it hidden for `lease` seconds from now.

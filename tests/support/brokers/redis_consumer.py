@@ -27,7 +27,7 @@ class Held:
     due: float
 
 
-class RedisStreamsConsumer:
+class SmallConsumer:
     """Takes a stream's messages as a member of the group "suite", and keeps those it has."""
 
     limits: ClassVar[dict[str, Any]] = {"key": attrgetter("key")}

@@ -52,7 +52,7 @@ def delivery_of(topic: str, fields: Mapping[bytes, bytes], attempt: int = 1) -> 
     )
 
 
-class RedisStreamsPublisher:
+class SmallPublisher:
     """A `Publisher`: each topic is a stream, which has to exist."""
 
     def __init__(self, url: str, timeout: float = 10) -> None:

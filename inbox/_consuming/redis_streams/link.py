@@ -1,0 +1,118 @@
+"""A consumer's requests to Redis."""
+
+from typing import Any, NamedTuple
+
+import redis
+
+from inbox_outbox_base.brokers.redis_streams.address import RedisAddress
+from inbox_outbox_base.brokers.redis_streams.client import new_async_client
+
+from . import scripts
+
+_PATIENCE = 5.0
+"""Seconds in which a connection must be made, and in which any answer must come."""
+_BLOCK = 500
+"""Milliseconds that Redis waits for an entry before it answers that there is none; a message that is due
+waits as long, and so does a stop."""
+_CONNECTIONS = 8
+
+
+class Received(NamedTuple):
+    """An entry that this consumer has."""
+
+    entry: str
+    """Its id in the stream."""
+    fields: dict[bytes, bytes]
+    deliveries: int
+
+
+class StreamLink:
+    """The client, and a stream's group. A link is for one event loop.
+
+    Args:
+        lease: seconds after which another consumer takes what this one has not settled and not renewed.
+    """
+
+    def __init__(self, address: RedisAddress, stream: str, group: str, consumer: str, lease: int) -> None:
+        self._address = address
+        self.stream = stream
+        self._group = group
+        self._consumer = consumer
+        self._lease = lease * 1_000
+        self._keys = [stream, f"{stream}:{group}:inbox-later"]
+        self._client: Any = None
+
+    async def open(self, *, declare: bool) -> None:
+        """Make the client, and look for the group; make it if that is wanted, from the stream's first entry.
+
+        Raises:
+            ResponseError: there is no such stream or group, or the user has no right.
+            Exception: one of the client's `FAILURES`.
+        """
+        if self._client is None:
+            self._client = new_async_client(self._address, _PATIENCE, _CONNECTIONS)
+            self._claim = self._client.register_script(scripts.CLAIM)
+            self._settle = self._client.register_script(scripts.SETTLE)
+            self._trim = self._client.register_script(scripts.TRIM)
+        if declare:
+            await self.make_group()
+        await self._client.xinfo_consumers(self.stream, self._group)
+
+    async def make_group(self) -> None:
+        """Make the group, and the stream, unless they are there. Raises as `open`."""
+        try:
+            await self._client.xgroup_create(self.stream, self._group, id="0", mkstream=True)
+        except redis.ResponseError as error:
+            if not str(error).startswith("BUSYGROUP"):
+                raise
+
+    async def taken(self, most: int) -> tuple[list[Received], list[str]]:
+        """What is due, and what other consumers have lost; and the ids of entries that somebody has deleted
+        before they were acknowledged. Raises as `open`."""
+        found, gone = await self._claim(
+            self._keys, [self._group, self._consumer, self._lease, most, scripts.LATER]
+        )
+        received = [
+            Received(entry.decode(), dict(zip(flat[::2], flat[1::2], strict=True)), int(count))
+            for entry, flat, count in found
+        ]
+        return received, [entry.decode() for entry in gone]
+
+    async def new(self, most: int) -> list[Received]:
+        """What no consumer of the group has had; none if there is none for a while. Raises as `open`."""
+        answer = await self._client.xreadgroup(
+            self._group, self._consumer, {self.stream: ">"}, count=most, block=_BLOCK
+        )
+        entries = answer[0][1] if answer else []
+        return [Received(entry.decode(), fields, 1) for entry, fields in entries]
+
+    async def renew(self, entry: str) -> bool:
+        """Keep an entry for another lease; whether this consumer still has it. Raises as `open`."""
+        return await self._told("renew", entry)
+
+    async def acknowledge(self, entry: str) -> bool:
+        """The entry is done. Returns and raises as `renew`."""
+        return await self._told("done", entry)
+
+    async def wait(self, entry: str, seconds: float, deliveries: int) -> bool:
+        """Let the group have the entry again after so many seconds, and as if it had been delivered so often.
+        Returns and raises as `renew`."""
+        return await self._told("wait", entry, int(seconds * 1_000), deliveries, scripts.LATER)
+
+    async def add(self, stream: str, fields: dict[Any, Any]) -> None:
+        """Add an entry to a stream, which need not exist. Raises as `open`."""
+        await self._client.xadd(stream, fields)
+
+    async def trim(self) -> int:
+        """Delete what all groups of the stream have acknowledged; how many entries. Raises as `open`."""
+        return int(await self._trim(self._keys[:1]))
+
+    async def close(self) -> None:
+        """Close the connections."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.aclose()
+            await client.connection_pool.disconnect()
+
+    async def _told(self, what: str, entry: str, *more: object) -> bool:
+        return bool(await self._settle(self._keys, [self._group, self._consumer, what, entry, *more]))

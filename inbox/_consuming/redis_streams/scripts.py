@@ -1,0 +1,106 @@
+"""What Redis does in one step: scripts in Lua. Each is about the entries of one stream that a group has not
+acknowledged.
+
+A message that waits for its next attempt belongs to the consumer `LATER`, and is in a sorted set by the time
+when it is due. Should it be missing there, it is taken after a day.
+"""
+
+LATER = "inbox-later"
+"""The consumer that has the messages that wait."""
+
+CLAIM = """
+local stream, due = KEYS[1], KEYS[2]
+local group, me, lease, room, later = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
+local DAY = 86400000
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local found, gone = {}, {}
+
+local function take(id)
+    local pending = redis.call('XPENDING', stream, group, id, id, 1)
+    if #pending == 0 then return end
+    local entry = redis.call('XCLAIM', stream, group, me, 0, id)[1]
+    if entry then
+        table.insert(found, {id, entry[2], pending[1][4] + 1})
+    else
+        redis.call('XACK', stream, group, id)
+        table.insert(gone, id)
+    end
+end
+
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', due, '-inf', now, 'LIMIT', 0, room)) do
+    redis.call('ZREM', due, id)
+    take(id)
+end
+for _, about in ipairs(redis.call('XINFO', 'CONSUMERS', stream, group)) do
+    local of = {}
+    for place = 1, #about, 2 do of[about[place]] = about[place + 1] end
+    if of.pending > 0 and #found < room then
+        local idle = of.name == later and DAY or lease
+        for _, each in ipairs(
+            redis.call('XPENDING', stream, group, 'IDLE', idle, '-', '+', room - #found, of.name)
+        ) do
+            redis.call('ZREM', due, each[1])
+            take(each[1])
+        end
+    elseif of.pending == 0 and of.name ~= me and of.name ~= later and of.idle > DAY then
+        redis.call('XGROUP', 'DELCONSUMER', stream, group, of.name)
+    end
+end
+return {found, gone}
+"""
+"""KEYS: the stream, the sorted set. ARGV: group, consumer, lease in milliseconds, how many at most, `LATER`.
+Takes what is due, and what other consumers have not settled and not renewed. Returns two lists: id, fields
+and number of the delivery of each; and the ids of entries that somebody has deleted meanwhile."""
+
+SETTLE = """
+local stream, due = KEYS[1], KEYS[2]
+local group, me, what, id = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local pending = redis.call('XPENDING', stream, group, id, id, 1)
+if #pending == 0 or pending[1][2] ~= me then return 0 end
+if what == 'renew' then
+    redis.call('XCLAIM', stream, group, me, 0, id, 'JUSTID')
+elseif what == 'done' then
+    redis.call('XACK', stream, group, id)
+else
+    local delay, count, later = tonumber(ARGV[5]), ARGV[6], ARGV[7]
+    local time = redis.call('TIME')
+    local now = time[1] * 1000 + math.floor(time[2] / 1000)
+    redis.call('ZADD', due, now + delay, id)
+    redis.call('XCLAIM', stream, group, later, 0, id, 'RETRYCOUNT', count, 'JUSTID')
+end
+return 1
+"""
+"""KEYS: the stream, the sorted set. ARGV: group, consumer, what to do, the entry's id. To renew its time; to
+acknowledge it (`done`); or to let it wait (`wait`): for so many milliseconds, with this number of deliveries,
+for the consumer `LATER`. Returns 0, and does nothing, if the entry is another consumer's or nobody's."""
+
+TRIM = """
+local function before(a, b)
+    local am, as = string.match(a, '(%d+)-(%d+)')
+    local bm, bs = string.match(b, '(%d+)-(%d+)')
+    if am ~= bm then return tonumber(am) < tonumber(bm) end
+    return tonumber(as) < tonumber(bs)
+end
+
+local lowest
+for _, about in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
+    local of = {}
+    for place = 1, #about, 2 do of[about[place]] = about[place + 1] end
+    local first = redis.call('XPENDING', KEYS[1], of.name)[2] or of['last-delivered-id']
+    if not lowest or before(first, lowest) then lowest = first end
+end
+return lowest and redis.call('XTRIM', KEYS[1], 'MINID', lowest) or 0
+"""
+"""KEYS: the stream. Deletes the entries that all of its groups have acknowledged; returns how many."""
+
+MOVE = """
+if #redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[1]) == 0 then return 0 end
+if redis.call('EXISTS', KEYS[2]) == 0 then return -1 end
+redis.call('XADD', KEYS[2], '*', unpack(ARGV, 2))
+redis.call('XDEL', KEYS[1], ARGV[1])
+return 1
+"""
+"""KEYS: two streams. ARGV: the id of an entry of the first one, and names and values of fields. Deletes the
+entry, and adds another one with these fields to the second stream. Returns 0 if there is no such entry, -1 if
+there is no such stream."""

@@ -1,0 +1,1 @@
+"""Redis Streams: what the publisher and the consumer share."""

@@ -1,0 +1,1 @@
+"""The publisher for Redis Streams."""
