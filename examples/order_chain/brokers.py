@@ -10,7 +10,7 @@ from tests.servers.server import Missing
 
 T = TypeVar("T")
 
-EXPECTED = "rabbitmq, kafka, rocketmq, sqs, amqp://user:password@host/vhost or kafka://host:9092"
+EXPECTED = "rabbitmq, kafka, redis, rocketmq, sqs, amqp://user:password@host/vhost or kafka://host:9092"
 
 
 @contextmanager
@@ -24,17 +24,8 @@ def transport_over(given: str) -> Iterator[Brokered]:
         ModuleNotFoundError: its client is not installed.
     """
     scheme, separator, address = given.partition("://")
-    if given == "rabbitmq":
-        with _own_rabbit() as transport:
-            yield transport
-    elif given == "kafka":
-        with _own_kafka() as transport:
-            yield transport
-    elif given == "rocketmq":
-        with _own_rocket() as transport:
-            yield transport
-    elif given == "sqs":
-        with _own_sqs() as transport:
+    if given in _OWN:
+        with _OWN[given]() as transport:
             yield transport
     elif scheme in ("amqp", "amqps") and separator:
         yield _over_rabbit(given)
@@ -89,6 +80,27 @@ def _own_sqs() -> Iterator[Brokered]:
         yield Brokered("SQS", SQS(server.url), server.restart)
     finally:
         server.stop()
+
+
+@contextmanager
+def _own_redis() -> Iterator[Brokered]:
+    from examples.order_chain.redis_streams import RedisStreams  # needs the extra `redis`
+    from tests.servers import redis
+
+    server = redis.LocalRedis(_installed(redis.program()))
+    try:
+        yield Brokered("Redis", RedisStreams(server.url), server.restart)
+    finally:
+        server.stop()
+
+
+_OWN = {
+    "kafka": _own_kafka,
+    "rabbitmq": _own_rabbit,
+    "redis": _own_redis,
+    "rocketmq": _own_rocket,
+    "sqs": _own_sqs,
+}
 
 
 def _installed(found: T | Missing) -> T:

@@ -1,5 +1,6 @@
 """`inbox-outbox redrive`: move a broker's dead letters back."""
 
+import importlib
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -22,7 +23,7 @@ from inbox_outbox_base.words.redriven import Redriven
 from .deciding import say
 
 _EXPECTED = (
-    "amqp://user@host/vhost, kafka://host:9092?setting=value, rocketmq://host:8081, or "
+    "amqp://user@host/vhost, kafka://host:9092?setting=value, redis://host:6379, rocketmq://host:8081, or "
     "sqs://sqs.eu-west-1.amazonaws.com"
 )
 
@@ -38,7 +39,8 @@ def redrive(
     dead_letters: Annotated[
         str,
         typer.Argument(
-            help="The queue or topic with the dead letters, such as orders.dead.", metavar="DEAD_LETTERS"
+            help="The queue, topic or stream with the dead letters, such as orders.dead.",
+            metavar="DEAD_LETTERS",
         ),
     ],
     broker: Annotated[
@@ -50,7 +52,8 @@ def redrive(
     into: Annotated[
         str | None,
         typer.Option(
-            help="The queue or topic to which they go; by default where they came from.", metavar="NAME"
+            help="The queue, topic or stream to which they go; by default where they came from.",
+            metavar="NAME",
         ),
     ] = None,
     group: Annotated[
@@ -83,7 +86,7 @@ def redrive(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count; move nothing.")] = False,
     json: Json = False,
 ) -> None:
-    """Move dead letters of RabbitMQ, Kafka, RocketMQ or SQS back, to be handled again."""
+    """Move dead letters of RabbitMQ, Kafka, RocketMQ, SQS or Redis Streams back, to be handled again."""
     moving, where = _mover(broker, group)
     with ExitStack() as opened:
         wanted: list[Callable[[Delivery], bool]] = []
@@ -109,30 +112,34 @@ def redrive(
 def _mover(broker: str, group: str | None) -> tuple[Callable[..., Redriven], Any]:
     """The function for this broker, and the address as it takes it."""
     scheme, _, rest = broker.partition("://")
-    if scheme in ("rocketmq", "rocketmqs") and rest:
-        from inbox import rocketmq
-
-        if group is None:
-            raise InvalidOption("--group: expected a consumer group for this alone, which exists")
-        remember_secret(broker)
-        return partial(rocketmq.redrive, group=group), broker
-    if group is not None:
+    module = _MODULES.get(scheme)
+    if module is None or not rest:
+        raise InvalidOption(f"--broker: expected {_EXPECTED}")
+    if module != "rocketmq" and group is not None:
         raise InvalidOption(f"--group={group!r}: expected only with RocketMQ")
-    if scheme in ("amqp", "amqps") and rest:
-        from inbox import rabbitmq
-
+    if module == "rocketmq" and group is None:
+        raise InvalidOption("--group: expected a consumer group for this alone, which exists")
+    if module == "rabbitmq":
         remember(unquote(_password(broker)))
-        return rabbitmq.redrive, broker
-    if scheme in ("sqs", "sqs+http") and rest:
-        from inbox import sqs
-
+    elif module != "kafka":
         remember_secret(broker)
-        return sqs.redrive, broker
-    if scheme == "kafka" and rest:
-        from inbox import kafka
+    moving: Callable[..., Redriven] = importlib.import_module(f"inbox.{module}").redrive
+    given = {} if group is None else {"group": group}
+    return partial(moving, **given), kafka_settings(rest) if module == "kafka" else broker
 
-        return kafka.redrive, kafka_settings(rest)
-    raise InvalidOption(f"--broker: expected {_EXPECTED}")
+
+_MODULES = {
+    "amqp": "rabbitmq",
+    "amqps": "rabbitmq",
+    "kafka": "kafka",
+    "redis": "redis_streams",
+    "rediss": "redis_streams",
+    "rocketmq": "rocketmq",
+    "rocketmqs": "rocketmq",
+    "sqs": "sqs",
+    "sqs+http": "sqs",
+}
+"""By the scheme of the URL, the public module with its `redrive`."""
 
 
 def _password(url: str) -> str:

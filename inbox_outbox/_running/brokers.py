@@ -1,7 +1,8 @@
 """Opens a publisher for a broker's URL."""
 
+import importlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -14,8 +15,8 @@ from inbox_outbox_base.errors import secrets
 from outbox import Publisher
 
 EXPECTED = (
-    "amqp://user@host/vhost, amqps://, kafka://host:9092?setting=value, rocketmq://host:8081, or "
-    "sqs://sqs.eu-west-1.amazonaws.com"
+    "amqp://user@host/vhost, amqps://, kafka://host:9092?setting=value, redis://host:6379, rediss://, "
+    "rocketmq://host:8081, or sqs://sqs.eu-west-1.amazonaws.com"
 )
 _SECRET = ("password", "secret", ".pem", ".key")
 
@@ -34,17 +35,13 @@ def publisher_at(to: str, exchange: str, timeout: timedelta) -> Iterator[Publish
         ImportError: the client is not installed.
     """
     scheme, _, rest = to.partition("://")
-    if exchange and scheme in ("kafka", "rocketmq", "rocketmqs", "sqs", "sqs+http"):
+    if exchange and scheme in _OPENERS:
         raise InvalidOption(f"--exchange={exchange!r}: only RabbitMQ has exchanges")
     with naming(url="--to"):
         if scheme in ("amqp", "amqps") and rest:
             publisher = _rabbitmq(to, exchange, timeout)
-        elif scheme == "kafka" and rest:
-            publisher = _kafka(rest, timeout)
-        elif scheme in ("rocketmq", "rocketmqs") and rest:
-            publisher = _rocketmq(to, timeout)
-        elif scheme in ("sqs", "sqs+http") and rest:
-            publisher = _sqs(to, timeout)
+        elif scheme in _OPENERS and rest:
+            publisher = _OPENERS[scheme](to, timeout)
         else:
             raise InvalidOption(f"--to: expected {EXPECTED}")
         try:
@@ -67,9 +64,7 @@ def naming(**options: str) -> Iterator[None]:
 def system_of(to: str) -> str:
     """The broker of a URL, as OpenTelemetry names it."""
     scheme = to.partition("://")[0]
-    if scheme.startswith("sqs"):
-        return "aws_sqs"
-    return "rabbitmq" if scheme.startswith("amqp") else scheme.removesuffix("s")
+    return _SYSTEMS.get(scheme, scheme)
 
 
 def _rabbitmq(url: str, exchange: str, timeout: timedelta) -> Any:
@@ -78,11 +73,7 @@ def _rabbitmq(url: str, exchange: str, timeout: timedelta) -> Any:
     except ValueError:
         raise InvalidOption(f"--to: expected {EXPECTED}") from None
     remember(unquote(password or ""))
-    try:
-        from outbox.rabbitmq import RabbitPublisher
-    except ImportError as error:
-        raise ImportError(f"cannot load aiormq: {error}") from None
-    return RabbitPublisher(url, exchange=exchange, timeout=timeout)
+    return _loaded("outbox.rabbitmq", "aiormq").RabbitPublisher(url, exchange=exchange, timeout=timeout)
 
 
 def kafka_settings(rest: str) -> dict[str, str]:
@@ -95,16 +86,12 @@ def kafka_settings(rest: str) -> dict[str, str]:
     return {**settings, "bootstrap.servers": servers.rstrip("/")}
 
 
-def _kafka(rest: str, timeout: timedelta) -> Any:
-    settings = kafka_settings(rest)
-    try:
-        from confluent_kafka import KafkaException
+def _kafka(url: str, timeout: timedelta) -> Any:
+    settings = kafka_settings(url.partition("://")[2])
+    publisher: Any = _loaded("outbox.kafka", "confluent-kafka").KafkaPublisher
+    from confluent_kafka import KafkaException
 
-        from outbox.kafka import KafkaPublisher
-    except ImportError as error:
-        raise ImportError(f"cannot load confluent-kafka: {error}") from None
-
-    class Checked(KafkaPublisher):
+    class Checked(publisher):  # type: ignore[misc]
         """Reports settings that the client rejects as usage errors."""
 
         def check(self, lease: float) -> None:
@@ -116,26 +103,55 @@ def _kafka(rest: str, timeout: timedelta) -> Any:
     return Checked(settings, timeout=timeout)
 
 
+def _redis(url: str, timeout: timedelta) -> Any:
+    remember_secret(url)
+    return _loaded("outbox.redis_streams", "redis").RedisStreamsPublisher(url, timeout=timeout)
+
+
 def _rocketmq(url: str, timeout: timedelta) -> Any:
     remember_secret(url)
-    try:
-        from outbox.rocketmq import RocketMQPublisher
-    except ImportError as error:
-        raise ImportError(f"cannot load rocketmq-python-client: {error}") from None
-    return RocketMQPublisher(url, timeout=timeout)
+    return _loaded("outbox.rocketmq", "rocketmq-python-client").RocketMQPublisher(url, timeout=timeout)
 
 
 def _sqs(url: str, timeout: timedelta) -> Any:
     remember_secret(url)
+    return _loaded("outbox.sqs", "boto3").SQSPublisher(url, timeout=timeout)
+
+
+_OPENERS: dict[str, Callable[[str, timedelta], Any]] = {
+    "kafka": _kafka,
+    "redis": _redis,
+    "rediss": _redis,
+    "rocketmq": _rocketmq,
+    "rocketmqs": _rocketmq,
+    "sqs": _sqs,
+    "sqs+http": _sqs,
+}
+"""By the scheme of the URL."""
+_SYSTEMS = {
+    "amqp": "rabbitmq",
+    "amqps": "rabbitmq",
+    "rediss": "redis",
+    "rocketmqs": "rocketmq",
+    "sqs": "aws_sqs",
+    "sqs+http": "aws_sqs",
+}
+
+
+def _loaded(module: str, client: str) -> Any:
+    """A public module.
+
+    Raises:
+        ImportError: the client is not installed.
+    """
     try:
-        from outbox.sqs import SQSPublisher
+        return importlib.import_module(module)
     except ImportError as error:
-        raise ImportError(f"cannot load boto3: {error}") from None
-    return SQSPublisher(url, timeout=timeout)
+        raise ImportError(f"cannot load {client}: {error}") from None
 
 
 def remember_secret(url: str) -> None:
-    """Never print the secret of this address of RocketMQ or SQS."""
+    """Never print the secret of this address of Redis, RocketMQ or SQS."""
     login = url.partition("://")[2].rpartition("@")[0]
     remember(unquote(login.partition(":")[2]))
 

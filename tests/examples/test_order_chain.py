@@ -20,6 +20,7 @@ from examples.order_chain.crew import Heard
 from examples.order_chain.kafka import Kafka
 from examples.order_chain.plan import Plan
 from examples.order_chain.rabbit import Rabbit
+from examples.order_chain.redis_streams import RedisStreams
 from examples.order_chain.rocket import Rocket
 from examples.order_chain.shop import INVENTORY, Order
 from examples.order_chain.sqs import SQS
@@ -80,6 +81,7 @@ if __name__ == "__main__":
         "direct",
         "rabbitmq",
         pytest.param("kafka", marks=pytest.mark.long),
+        pytest.param("redis", marks=pytest.mark.long),
         pytest.param("rocketmq", marks=pytest.mark.long),
         pytest.param("elasticmq", marks=pytest.mark.long),
     ]
@@ -93,6 +95,8 @@ def transport(request: pytest.FixtureRequest) -> Transport:
         return Brokered("Kafka", Kafka(server.address), server.restart)
     if request.param == "rocketmq":
         return Brokered("RocketMQ", Rocket(server.address, server.broker), server.restart)
+    if request.param == "redis":
+        return Brokered("Redis", RedisStreams(server.url), server.restart)
     if request.param == "elasticmq":
         return Brokered("SQS", SQS(server.url), server.restart)
     return Brokered("RabbitMQ", Rabbit(server.url), server.restart)
