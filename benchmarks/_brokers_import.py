@@ -13,6 +13,7 @@ _IMPORTS = {
     "no adapter": _ALONE,
     "Kafka": f"{_ALONE}, inbox.kafka, outbox.kafka",
     "RabbitMQ": f"{_ALONE}, inbox.rabbitmq, outbox.rabbitmq",
+    "Redis Streams": f"{_ALONE}, inbox.redis_streams, outbox.redis_streams",
     "RocketMQ": f"{_ALONE}, inbox.rocketmq, outbox.rocketmq",
     "SQS": f"{_ALONE}, inbox.sqs, outbox.sqs",
 }

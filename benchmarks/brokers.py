@@ -13,6 +13,7 @@ from contextlib import closing
 from tests import servers
 from tests.support.brokers.kafka_topics import Topics as KafkaTopics
 from tests.support.brokers.rabbit_queues import Queues
+from tests.support.brokers.redis_groups import Streams
 from tests.support.brokers.rocketmq_topics import Topics as RocketTopics
 from tests.support.brokers.sqs_queues import SQSQueues
 
@@ -23,6 +24,7 @@ from ._brokers_kafka import Kafka
 from ._brokers_lab import started
 from ._brokers_publish import publish
 from ._brokers_rabbitmq import Rabbit
+from ._brokers_redis import Streaming, publish_to_redis
 from ._brokers_rocketmq import Rocket
 from ._brokers_sqs import Queueing, publish_to_sqs
 from ._lab import Lab
@@ -70,6 +72,20 @@ def _sqs_publisher(lab: Lab) -> Report:
         return publish_to_sqs(lab, queues)
 
 
+def _redis(lab: Lab) -> Report:
+    with (
+        started(servers.find_redis) as found,
+        Streams(found.url) as streams,
+        closing(Streaming(streams)) as streaming,
+    ):
+        return consume(lab, "Redis", streaming)
+
+
+def _redis_publisher(lab: Lab) -> Report:
+    with started(servers.find_redis) as found, Streams(found.url) as streams:
+        return publish_to_redis(lab, streams)
+
+
 def _publisher(lab: Lab) -> Report:
     with started(servers.find_rocket) as found, RocketTopics(found.address, found.broker) as topics:
         return publish(lab, topics)
@@ -78,9 +94,11 @@ def _publisher(lab: Lab) -> Report:
 BENCHMARKS: _command.Benchmarks[Lab] = {
     "kafka": _kafka,
     "rabbitmq": _rabbitmq,
+    "redis": _redis,
     "rocketmq": _rocketmq,
     "sqs": _sqs,
     "publisher": _publisher,
+    "redis_publisher": _redis_publisher,
     "sqs_publisher": _sqs_publisher,
     "import": importing,
 }

@@ -22,7 +22,7 @@ class Delivery:
     topic: str
     key: str | None
     payload: bytes | MaybeNone
-    """None is a Kafka tombstone."""
+    """None is a tombstone, of Kafka or Redis Streams."""
     content_type: str
     headers: Mapping[str, str]
     attempt: int

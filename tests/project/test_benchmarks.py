@@ -18,6 +18,8 @@ from tests.support.spark import cluster as spark_cluster
 BROKERS = {
     "kafka": "kafka",
     "rabbitmq": "rabbitmq",
+    "redis": "redis",
+    "redis_publisher": "redis",
     "rocketmq": "rocketmq",
     "sqs": "elasticmq",
     "sqs_publisher": "elasticmq",

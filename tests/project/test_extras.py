@@ -12,6 +12,8 @@ NEEDS = {
     "import outbox.kafka": ("confluent_kafka", "kafka"),
     "import inbox.rabbitmq": ("aiormq", "rabbitmq"),
     "import outbox.rabbitmq": ("aiormq", "rabbitmq"),
+    "import inbox.redis_streams": ("redis", "redis"),
+    "import outbox.redis_streams": ("redis", "redis"),
     "import inbox.rocketmq": ("rocketmq", "rocketmq"),
     "import outbox.rocketmq": ("rocketmq", "rocketmq"),
     "import inbox.sqs": ("boto3", "sqs"),

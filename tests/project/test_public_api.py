@@ -263,7 +263,10 @@ def test_every_option_is_in_the_signature() -> None:
     options and editors suggest the right ones. Consumers name those of their listener by a `TypedDict`."""
     places = [
         inbox,
-        *(importlib.import_module(f"inbox.{each}") for each in ("kafka", "rabbitmq", "rocketmq", "sqs")),
+        *(
+            importlib.import_module(f"inbox.{each}")
+            for each in ("kafka", "rabbitmq", "redis_streams", "rocketmq", "sqs")
+        ),
     ]
     owners = [getattr(place, name) for place in places for name in place.__all__]
     functions = [each for each in owners if inspect.isfunction(each)]

@@ -25,7 +25,6 @@ from .dead_letters import dead_letter as letter_of
 from .link import Received, StreamLink
 from .message import PendingEntry
 
-_NO_GROUP = "NOGROUP"
 _TAKE_EVERY = 0.5
 """Seconds between looks for messages that are due, or that other consumers have lost."""
 
@@ -96,7 +95,7 @@ class AsyncRedisStreamsConsumer(LeaseConsumer[PendingEntry]):
         if is_login_refused(error):
             return InvalidOption(f"url: Redis refuses the login: {text_of(error)}")
         if isinstance(error, redis.ResponseError):
-            if "no such key" in str(error) or str(error).startswith(_NO_GROUP):
+            if _is_missing(error):
                 return NotThere(f"{self._name}: there is no such stream or group; declare=True creates both")
             return InvalidOption(f"{self._name}: {text_of(error)}")
         return ConnectionError(f"{self._address}: {text_of(error)}")
@@ -111,7 +110,7 @@ class AsyncRedisStreamsConsumer(LeaseConsumer[PendingEntry]):
                 for each in await self._received_from(most)
             ]
         except redis.ResponseError as error:
-            if self._declare and str(error).startswith(_NO_GROUP):
+            if self._declare and _is_missing(error):
                 self._log.error("%s: the group is gone, and is made again from the first entry", self._name)
                 await self._link.make_group()
             raise
@@ -153,3 +152,8 @@ class AsyncRedisStreamsConsumer(LeaseConsumer[PendingEntry]):
     async def _send_dead_letter(self, message: PendingEntry, decision: Decision) -> None:
         letter = letter_of(self._link.stream, message.delivery, decision)
         await self._link.add(self._dead_letter, letter)
+
+
+def _is_missing(error: redis.ResponseError) -> bool:
+    """Whether there is no such stream or group. A script puts its own words around the error."""
+    return "no such key" in str(error) or "NOGROUP" in str(error)

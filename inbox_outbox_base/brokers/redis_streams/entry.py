@@ -9,23 +9,16 @@ OUTBOX, PAYLOAD = "outbox", "payload"
 """The fields. A tombstone has no payload."""
 
 
-def fields_of(envelope: Envelope, largest: int) -> dict[Any, Any]:
-    """The entry's fields.
+def fields_of(envelope: Envelope, largest: int) -> tuple[dict[Any, Any], int]:
+    """The entry's fields, and their size in bytes.
 
     Raises:
         ValueError: they are too large.
     """
     fields: dict[Any, Any] = {OUTBOX: described(envelope)}
-    fields |= {name: text for name in FOR_TOOLS if (text := envelope.headers.get(name)) is not None}
+    fields |= {name: text.encode() for name in FOR_TOOLS if (text := envelope.headers.get(name)) is not None}
     fields |= {} if envelope.payload is None else {PAYLOAD: envelope.payload}
-    size = size_of(fields)
+    size = sum(map(len, fields)) + sum(map(len, fields.values()))
     if size > largest:
         raise ValueError(f"{size} bytes with its key and headers: expected at most largest={largest}")
-    return fields
-
-
-def size_of(fields: dict[Any, Any]) -> int:
-    """The bytes of names and values."""
-    return sum(
-        len(part if isinstance(part, bytes) else part.encode()) for pair in fields.items() for part in pair
-    )
+    return fields, size

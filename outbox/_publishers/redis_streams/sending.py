@@ -6,7 +6,7 @@ from typing import Any
 import redis
 
 from inbox_outbox_base.brokers.redis_streams.client import FAILURES, text_of
-from inbox_outbox_base.brokers.redis_streams.entry import fields_of, size_of
+from inbox_outbox_base.brokers.redis_streams.entry import fields_of
 from inbox_outbox_base.calls import clock
 from inbox_outbox_base.words.outgoing import (
     ACCEPTED,
@@ -64,15 +64,15 @@ class RedisSending:
                 refused[place] = Unavailable("an earlier message of its key was not accepted")
                 continue
             try:
-                fields = fields_of(envelope, self._largest)
+                fields, added = fields_of(envelope, self._largest)
             except ValueError as error:
                 refused[place] = Refused(str(error))
                 held.update(() if envelope.key is None else (envelope.key,))
                 continue
-            size += size_of(fields)
+            size += added
             if not parts or len(parts[-1]) == _MOST_ENTRIES or size > _MOST_BYTES:
                 parts.append([])
-                size = size_of(fields)
+                size = added
             parts[-1].append((place, fields))
         return parts, refused
 
