@@ -4,8 +4,9 @@ from typing import Any, NamedTuple
 
 import redis
 
+from inbox._consuming.leased.batches import RequestBatches
 from inbox_outbox_base.brokers.redis_streams.address import RedisAddress
-from inbox_outbox_base.brokers.redis_streams.client import new_async_client
+from inbox_outbox_base.brokers.redis_streams.client import FAILURES, new_async_client
 
 from . import scripts
 
@@ -15,6 +16,8 @@ _BLOCK = 500
 """Milliseconds that Redis waits for an entry before it answers that there is none; a message that is due
 waits as long, and so does a stop."""
 _CONNECTIONS = 8
+_MOST = 100
+"""Entries in one script, for which all other clients wait."""
 
 
 class Received(NamedTuple):
@@ -41,6 +44,7 @@ class StreamLink:
         self._lease = lease * 1_000
         self._keys = [stream, f"{stream}:{group}:inbox-later"]
         self._client: Any = None
+        self._telling: RequestBatches[int] = RequestBatches(self._told, _MOST, FAILURES)
 
     async def open(self, *, declare: bool) -> None:
         """Make the client, and look for the group; make it if that is wanted, from the stream's first entry.
@@ -88,16 +92,16 @@ class StreamLink:
 
     async def renew(self, entry: str) -> bool:
         """Keep an entry for another lease; whether this consumer still has it. Raises as `open`."""
-        return await self._told("renew", entry)
+        return bool(await self._telling.add(("renew", entry, 0, 0)))
 
     async def acknowledge(self, entry: str) -> bool:
         """The entry is done. Returns and raises as `renew`."""
-        return await self._told("done", entry)
+        return bool(await self._telling.add(("done", entry, 0, 0)))
 
     async def wait(self, entry: str, seconds: float, deliveries: int) -> bool:
         """Let the group have the entry again after so many seconds, and as if it had been delivered so often.
         Returns and raises as `renew`."""
-        return await self._told("wait", entry, int(seconds * 1_000), deliveries, scripts.LATER)
+        return bool(await self._telling.add(("wait", entry, int(seconds * 1_000), deliveries)))
 
     async def add(self, stream: str, fields: dict[Any, Any]) -> None:
         """Add an entry to a stream, which need not exist. Raises as `open`."""
@@ -114,5 +118,9 @@ class StreamLink:
             await client.aclose()
             await client.connection_pool.disconnect()
 
-    async def _told(self, what: str, entry: str, *more: object) -> bool:
-        return bool(await self._settle(self._keys, [self._group, self._consumer, what, entry, *more]))
+    async def _told(self, about: list[tuple[str, str, int, int]]) -> list[int]:
+        flat = [each for one in about for each in one]
+        answers: list[int] = await self._settle(
+            self._keys, [self._group, self._consumer, scripts.LATER, *flat]
+        )
+        return answers

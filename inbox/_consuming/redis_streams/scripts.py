@@ -55,25 +55,30 @@ and number of the delivery of each; and the ids of entries that somebody has del
 
 SETTLE = """
 local stream, due = KEYS[1], KEYS[2]
-local group, me, what, id = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-local pending = redis.call('XPENDING', stream, group, id, id, 1)
-if #pending == 0 or pending[1][2] ~= me then return 0 end
-if what == 'renew' then
-    redis.call('XCLAIM', stream, group, me, 0, id, 'JUSTID')
-elseif what == 'done' then
-    redis.call('XACK', stream, group, id)
-else
-    local delay, count, later = tonumber(ARGV[5]), ARGV[6], ARGV[7]
-    local time = redis.call('TIME')
-    local now = time[1] * 1000 + math.floor(time[2] / 1000)
-    redis.call('ZADD', due, now + delay, id)
-    redis.call('XCLAIM', stream, group, later, 0, id, 'RETRYCOUNT', count, 'JUSTID')
+local group, me, later = ARGV[1], ARGV[2], ARGV[3]
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local answers = {}
+for place = 4, #ARGV, 4 do
+    local what, id, delay, count = unpack(ARGV, place, place + 3)
+    local pending = redis.call('XPENDING', stream, group, id, id, 1)[1]
+    local is_ours = pending and pending[2] == me
+    if is_ours and what == 'renew' then
+        redis.call('XCLAIM', stream, group, me, 0, id, 'JUSTID')
+    elseif is_ours and what == 'done' then
+        redis.call('XACK', stream, group, id)
+    elseif is_ours then
+        redis.call('ZADD', due, now + delay, id)
+        redis.call('XCLAIM', stream, group, later, 0, id, 'RETRYCOUNT', count, 'JUSTID')
+    end
+    table.insert(answers, is_ours and 1 or 0)
 end
-return 1
+return answers
 """
-"""KEYS: the stream, the sorted set. ARGV: group, consumer, what to do, the entry's id. To renew its time; to
-acknowledge it (`done`); or to let it wait (`wait`): for so many milliseconds, with this number of deliveries,
-for the consumer `LATER`. Returns 0, and does nothing, if the entry is another consumer's or nobody's."""
+"""KEYS: the stream, the sorted set. ARGV: group, consumer, `LATER`; then for each entry what to do, its id,
+and two numbers. To renew its time; to acknowledge it (`done`); or to let it wait (`wait`): for so many
+milliseconds, with this number of deliveries. Returns for each entry 0, and does nothing, if it is another
+consumer's or nobody's."""
 
 TRIM = """
 local function before(a, b)

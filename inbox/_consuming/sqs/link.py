@@ -1,12 +1,11 @@
 """A consumer's requests to SQS, in threads: the client is synchronous."""
 
-import asyncio
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from inbox._consuming.leased.batches import RequestBatches
 from inbox._listening.thread_pool import in_thread
 from inbox_outbox_base.brokers.sqs.address import SQSAddress
 from inbox_outbox_base.brokers.sqs.client import FAILURES, new_client, plain
@@ -31,8 +30,8 @@ class QueueLink:
         self.name = name
         """The name of the queue."""
         self._client: Any = None
-        self._deleting = RequestBatches(self._delete)
-        self._hiding = RequestBatches(self._hide)
+        self._deleting = RequestBatches(partial(_codes, in_thread(self._delete)), MOST, FAILURES)
+        self._hiding = RequestBatches(partial(_codes, in_thread(self._hide)), MOST, FAILURES)
 
     async def open(self) -> Queue:
         """Make the client, and find the queue.
@@ -97,43 +96,10 @@ class QueueLink:
         return self._client.change_message_visibility_batch(QueueUrl=self.queue.url, Entries=entries)
 
 
-class RequestBatches:
-    """What comes while one request is on its way shares the next one.
-
-    Args:
-        call: makes a request about some messages; runs in a thread.
-    """
-
-    def __init__(self, call: Callable[[list[dict[str, Any]]], Any]) -> None:
-        self._call = in_thread(call)
-        self._waiting: deque[tuple[dict[str, Any], asyncio.Future[str]]] = deque()
-        self._work: asyncio.Task[None] | None = None
-
-    async def add(self, entry: dict[str, Any]) -> str:
-        """SQS's code if it refuses this, else an empty text.
-
-        Raises:
-            Exception: one of the client's `FAILURES`.
-        """
-        answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._waiting.append((entry, answer))
-        if self._work is None or self._work.done():
-            self._work = asyncio.create_task(self._run())
-        return await answer
-
-    async def _run(self) -> None:
-        while self._waiting:
-            some = [self._waiting.popleft() for _ in range(min(MOST, len(self._waiting)))]
-            try:
-                said = await self._call(
-                    [{"Id": str(place), **entry} for place, (entry, _) in enumerate(some)]
-                )
-            except FAILURES as error:
-                for _, answer in some:
-                    if not answer.done():
-                        answer.set_exception(error)
-                continue
-            failed = {each["Id"]: plain(each.get("Code", "")) for each in said.get("Failed") or ()}
-            for place, (_, answer) in enumerate(some):
-                if not answer.done():  # else whoever waited was cancelled
-                    answer.set_result(failed.get(str(place), ""))
+async def _codes(
+    call: Callable[[list[dict[str, Any]]], Awaitable[Any]], entries: Sequence[dict[str, Any]]
+) -> list[str]:
+    """For each message, SQS's code if it refuses the request, else an empty text."""
+    said = await call([{"Id": str(place), **entry} for place, entry in enumerate(entries)])
+    failed = {each["Id"]: plain(each.get("Code", "")) for each in said.get("Failed") or ()}
+    return [failed.get(str(place), "") for place in range(len(entries))]
