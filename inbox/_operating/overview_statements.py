@@ -5,6 +5,7 @@ from functools import cache
 from typing import Any
 
 from sqlalchemy import (
+    BindParameter,
     CompoundSelect,
     Integer,
     Select,
@@ -99,25 +100,31 @@ def refused(tables: Tables, consumers: int, *, takers: tuple[Table, ...]) -> Com
     whats = {"mismatch": Verdict.MISMATCH, "too_old": Verdict.TOO_OLD, "given up": Verdict.DEAD}
     parts: list[Select[Any]] = []
     for number in range(consumers):
-        its = table.c.consumer == bindparam(f"consumer_{number}"), time >= bindparam("since")
+        of: BindParameter[Any] = bindparam(f"consumer_{number}")
+        its = table.c.consumer == of, time >= bindparam("since")
         parts.append(_count(number, "refused", table, *its, time=time))
         for what, verdict in whats.items():
             is_one = table.c.verdict == literal(verdict.value, String)
-            one = case((not_(taken_since(table, takers)), 1))
+            one = case((not_(taken_since(table, takers, of)), 1))
             # The newest first: those that are over by now are old.
             parts.append(_count(number, what, table, *its, is_one, time=time, of=one, is_newest_first=True))
     return union_all(*parts)
 
 
-def taken_since(refused: Table, takers: Sequence[Table]) -> ColumnElement[bool]:
+def taken_since(
+    refused: Table, takers: Sequence[Table], consumer: BindParameter[Any] | None = None
+) -> ColumnElement[bool]:
     """Whether a refused message was taken after all: its key, with no other payload. Each key is looked up by
-    itself: for an EXISTS, PostgreSQL may read all keys."""
+    itself: for an EXISTS, PostgreSQL may read all keys. Name the consumer, if all are of one: else the plan
+    has all partitions of all consumers."""
     found: list[ColumnElement[bool]] = []
     for table in takers:
         c = table.c
         digests = refused.c.digest.is_(None), c.digest.is_(None), c.digest == refused.c.digest
         its = select(c.status if "status" in c else literal(Status.CONSUMED.value, String)).where(
-            c.consumer == refused.c.consumer, c.key == refused.c.key, or_(*digests)
+            c.consumer == (refused.c.consumer if consumer is None else consumer),
+            c.key == refused.c.key,
+            or_(*digests),
         )
         found.append(func.coalesce(its.scalar_subquery(), "") == literal(Status.CONSUMED.value, String))
     return and_(refused.c.verdict != literal(Verdict.MISMATCH.value, String), or_(false(), *found))

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Select, Table, select
+from sqlalchemy import BindParameter, Connection, Engine, Select, Table, bindparam, select
 from sqlalchemy.exc import DBAPIError
 
 from inbox_outbox_base.checks import options
@@ -98,7 +98,9 @@ def _refused(
     noted, rejected = all_tables.refused, all_tables.rejected
     both = is_there(connection, rejected)
     check_sees_all(connection, [noted, rejected] if both else [noted])
-    over = overview_statements.taken_since(noted, takers_of(connection, all_tables)).label("over")
+    takers = takers_of(connection, all_tables)
+    of: BindParameter[Any] | None = None if consumer is None else bindparam("of", consumer)
+    over = overview_statements.taken_since(noted, takers, of).label("over")
     rows = connection.execute(_latest(noted, "last_seen", consumer, limit).add_columns(over)).all()
     found = [
         RefusedMessage(

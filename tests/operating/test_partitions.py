@@ -27,6 +27,7 @@ from inbox import (
     purge,
     timed_key,
 )
+from inbox._operating import overview_statements
 from inbox._operating import partitions as partitions_module
 from inbox.errors import InvalidOption, TransientError, UnsafeDatabase, UnsupportedDatabase
 from inbox.migration import is_partition, migrate
@@ -482,3 +483,26 @@ def test_nobody_makes_partitions(migrated: Database, caplog: pytest.LogCaptureFi
     (found,) = inbox.overview(engine).consumers
     assert (found.overdue, (found.partitions_ahead or 0) > 7 * 86_400) == (0, True)
     assert inbox_outbox("health", "--only", "inbox", url=migrated.url).returncode == 0
+
+
+@on("postgresql")
+def test_plans_of_the_overview(migrated: Database) -> None:
+    """The overview plans the partitions of one consumer for that consumer only. A plan for any consumer would
+    have all partitions once for each consumer, so the server would need gigabytes for it."""
+    engine = migrated.engine()
+    begun(engine)
+    with engine.begin() as connection:
+        Inbox("other").accept(connection, "order-1")
+    for _ in range(13):  # psycopg prepares the sixth, and the server plans the eleventh for any consumer
+        inbox.overview(engine)
+    prepared = (
+        "SELECT sum(custom_plans) > 9, sum(generic_plans) FROM pg_prepared_statements WHERE statement ~ "
+    )
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql(f"{prepared} 'FROM inbox_message'").one() == (True, 0)
+        statement = overview_statements.refused(tables(), 2, takers=(MESSAGE,))
+        given = {"consumer_0": "billing", "consumer_1": "other", "most": 10, "since": today()}
+        compiled = statement.params(given).compile(engine, compile_kwargs={"literal_binds": True})
+        plan = "\n".join(connection.exec_driver_sql(f"EXPLAIN {compiled}").scalars())
+        for name, scans in (("inbox_message_billing_", 3 * 14), ("inbox_message_default", 3)):
+            assert len(re.findall(f"Scan using .* on {name}", plan)) <= scans, name

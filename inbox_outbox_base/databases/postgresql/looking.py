@@ -28,7 +28,8 @@ from . import numbers
 _MAY_LOOK = text("SELECT pg_has_role('pg_read_all_stats', 'USAGE')")
 _BY_INDEX = text(
     "SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true), "
-    "set_config('enable_sort', 'off', true), set_config('jit', 'off', true)"
+    "set_config('enable_sort', 'off', true), set_config('jit', 'off', true), "
+    "set_config('plan_cache_mode', 'force_custom_plan', true)"
 )
 _RESTRICT = text("SELECT set_config('statement_timeout', :milliseconds, true)")
 _UNSEEN = "other sessions' snapshots: grant pg_read_all_stats to this role"
@@ -98,7 +99,8 @@ class PostgreSQLLooking(Looking):
 
     def prepare(self, connection: Connection) -> None:
         # Without statistics of a new or restored table, it would sort all rows of each bucket. What is off is
-        # counted as so costly that servers before 18 would compile the statement.
+        # counted as so costly that servers before 18 would compile the statement. A plan for any consumer
+        # would have the partitions of all.
         connection.execute(_BY_INDEX)
 
     def restrict(self, connection: Connection, seconds: float) -> None:
