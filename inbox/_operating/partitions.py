@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -152,19 +152,18 @@ class _PartitionRun(PurgeRun):
 
     def work(self, consumer: str | None) -> list[Partition]:
         """Make partitions of all, then drop. What is wrong with one consumer stops no other."""
-        names, errors, found = self.chosen(consumer), dict[str, InboxError](), list[Partition]()
+        names, errors, found = self.chosen(consumer), dict[str, Exception](), list[Partition]()
         for name in names:
-            try:
+            with _noting(errors, name):
                 self._extend(name)
-            except InboxError as error:
-                errors[name] = error
         for name in names:
-            try:
+            with _noting(errors, name):
                 found += self._shorten(name) if name not in errors else ()
-            except InboxError as error:
-                errors[name] = error
         if errors:
-            raise next(iter(errors.values()))
+            first = next(iter(errors))
+            for name in errors.keys() - {first}:
+                _log.error("consumer %r: %s", name, errors[name])
+            raise errors[first]
         return found
 
     def plan(self, consumer: str) -> list[Partition]:
@@ -326,6 +325,19 @@ class _PartitionRun(PurgeRun):
             raise TransientError(
                 f"table {self.table.name}: it was in use for too long, several times; try again"
             ) from error
+
+
+@contextmanager
+def _noting(errors: dict[str, Exception], consumer: str) -> Iterator[None]:
+    """Note an error of one consumer, unless it concerns all."""
+    try:
+        yield
+    except InboxError as error:
+        errors[consumer] = error
+    except DBAPIError as error:
+        if codes.is_passing(error) or codes.breaks_connection(error):
+            raise
+        errors[consumer] = error
 
 
 def _shown(found: KeyPartition, form: KeyForm, state: Literal["made", "dropped"] | None) -> Partition:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import Engine, insert, inspect, select, update
+from sqlalchemy import Connection, Engine, func, insert, inspect, select, update
 from sqlalchemy.exc import DBAPIError
 
 import inbox
@@ -353,7 +353,8 @@ def test_refused_by_name(migrated: Database) -> None:
         theirs.dispose()
     things = {
         "VIEW recent AS SELECT key FROM inbox_message": "would lose view recent",
-        "PUBLICATION away FOR TABLE inbox_message": "would lose publication away",
+        "PUBLICATION away FOR TABLE inbox_message": "its rows are in publication away, whose subscribers",
+        "PUBLICATION whole FOR ALL TABLES": "its rows are in publication whole, whose subscribers",
         "TRIGGER twice AFTER INSERT ON inbox_message EXECUTE FUNCTION suppress_redundant_updates_trigger()": (
             "would lose trigger twice"
         ),
@@ -398,6 +399,52 @@ def test_detached_by_hand(migrated: Database, caplog: pytest.LogCaptureFixture) 
         connection.exec_driver_sql(f"ALTER TABLE inbox_message DETACH PARTITION {parent}")
     with pytest.raises(UnsafeDatabase, match="'billing': somebody has detached the table of its partitions"):
         partitions(engine)
+
+
+@on("postgresql")
+def test_one_consumer_stops_no_other(migrated: Database, caplog: pytest.LogCaptureFixture) -> None:
+    """A table that has the name of one consumer's next day is an error, also if others have one; the others
+    get theirs. A comment that somebody has changed is an error that names the table."""
+    engine = migrated.engine()
+    consumers = ("a", "b", "c")
+    for name in consumers:
+        inbox.set_policy(engine, name, mode="exactly-once", key_time="timed")
+        made = partitions(engine, name)
+    next_day = f"{today() + len(made) * DAY - DAY:%Y%m%d}"
+    tables_of = [each.name.rpartition("_")[0] for each in partitions(engine)[1 :: len(made)]]
+    with engine.begin() as connection:
+        for its in tables_of[:2]:
+            connection.exec_driver_sql(f"CREATE TABLE {its}_{next_day} (n integer)")
+    with pytest.raises(DBAPIError, match=f"{tables_of[0]}_{next_day}"):
+        partitions(engine, ahead=8 * DAY)
+    assert re.search(f"consumer 'b': .*{tables_of[1]}_{next_day}", caplog.text)
+    with engine.connect() as connection:
+        until = connection.execute(select(HORIZON.c.keys_until).order_by(HORIZON.c.consumer)).scalars().all()
+    assert until[0] == until[1] < until[2]
+    with engine.begin() as connection:
+        connection.exec_driver_sql(f"COMMENT ON TABLE {made[0].name} IS 'inbox-outbox: of team c'")
+    with pytest.raises(UnsafeDatabase, match=f"table {made[0].name}: somebody has changed its comment"):
+        partitions(engine)
+
+
+@on("postgresql")
+def test_time_limits_of_the_role(migrated: Database) -> None:
+    """The transaction that lets one call at a time work lasts as long as the call, and is idle meanwhile."""
+    by = partitioning("postgresql")
+    assert by is not None
+    with migrated.engine().connect() as connection:
+        limits = "idle_in_transaction_session_timeout", "transaction_timeout"
+        there = [each for each in limits if shown(connection, each) is not None]
+        for each in there:
+            connection.exec_driver_sql(f"SET {each} = '9s'")
+        by.keep_turn(connection)
+        assert {shown(connection, each) for each in there} == {"0"}
+
+
+def shown(connection: Connection, setting: str) -> str | None:
+    """Its value; None if the server has no such setting."""
+    value: str | None = connection.scalar(select(func.current_setting(setting, True)))
+    return value
 
 
 @pytest.mark.mysql

@@ -23,7 +23,9 @@ from inbox_outbox_base.errors.inbox import InvalidOption, UnsafeDatabase
 from .partitioning_statements import (
     INDEXES,
     LEFT_BEHIND,
+    NO_LIMITS,
     NUMBER,
+    PUBLICATIONS,
     RIGHTS,
     SIGN,
     commented,
@@ -60,7 +62,7 @@ class PostgreSQLPartitioning(Partitioning):
     def found(self, connection: Connection, table: Table) -> list[KeyPartition]:
         found = []
         for row in connection.execute(commented(table)):
-            said = json.loads(row.comment)
+            said = _said(row)
             if "end" not in said:
                 continue
             state = "detached" if row.parent is None else "pending" if row.is_pending else "attached"
@@ -70,7 +72,7 @@ class PostgreSQLPartitioning(Partitioning):
         return sorted(found, key=lambda each: (each.consumer.encode(), each.end))
 
     def consumers(self, connection: Connection, table: Table) -> list[str]:
-        rows = (json.loads(row.comment) for row in connection.execute(commented(table)) if row.parent)
+        rows = (_said(row) for row in connection.execute(commented(table)) if row.parent)
         return sorted((said["consumer"] for said in rows if "end" not in said), key=str.encode)
 
     def check_owner(self, connection: Connection, table: Table) -> None:
@@ -82,7 +84,7 @@ class PostgreSQLPartitioning(Partitioning):
             )
 
     def keep_turn(self, connection: Connection) -> None:
-        connection.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 0")
+        connection.execute(NO_LIMITS)
 
     def limit_waits(self, connection: Connection) -> None:
         connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{_WAIT}'")
@@ -94,6 +96,12 @@ class PostgreSQLPartitioning(Partitioning):
         run("LOCK TABLE {root} IN ACCESS EXCLUSIVE MODE")
         if root.has_partitions and not root.is_ours:
             raise UnsafeDatabase(f"table {root.name}: its partitions are not a list of consumers")
+        published = {"schema": root.schema, "names": [root.name, f"{root.name}_default"]}
+        if publications := ", ".join(connection.scalars(PUBLICATIONS, published)):
+            raise UnsafeDatabase(
+                f"table {root.name}: its rows are in publication {publications}, whose subscribers do not "
+                "have the new tables: drop it, and make it again with publish_via_partition_root"
+            )
         if not root.has_partitions:
             _convert(run)
         given = {"consumer_": consumer, "most": MOST_MOVED + 1}
@@ -251,6 +259,19 @@ def _convert(run: _Statements) -> None:
         option = " WITH GRANT OPTION" if right.is_grantable else ""
         run(f"GRANT {_escaped(right.name)} ON {{root}} TO {_escaped(right.role)}{option}")
     run("ALTER TABLE {root} ATTACH PARTITION {old} DEFAULT", old=old)
+
+
+def _said(row: Any) -> dict[str, Any]:
+    """What the comment on a table says."""
+    try:
+        said = json.loads(row.comment)
+    except ValueError:
+        said = None
+    if not isinstance(said, dict) or said.keys() not in ({"consumer"}, {"consumer", "first", "end"}):
+        raise UnsafeDatabase(
+            f"table {row.name}: somebody has changed its comment, which said what its keys are"
+        )
+    return said
 
 
 def _root(connection: Connection, table: Table) -> _Root:

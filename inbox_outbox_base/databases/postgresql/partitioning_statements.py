@@ -3,8 +3,8 @@
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Integer, Select, Table, bindparam, func, literal_column, select, text
-from sqlalchemy.dialects.postgresql import OID
+from sqlalchemy import Integer, Select, Table, Text, bindparam, func, literal_column, select, text
+from sqlalchemy.dialects.postgresql import ARRAY, OID
 
 from .relations import relation
 
@@ -34,8 +34,6 @@ LEFT_BEHIND = text(
     UNION ALL SELECT 'rule ' || rulename FROM pg_rewrite WHERE ev_class = :oid
     UNION ALL SELECT 'foreign key ' || conname FROM pg_constraint
               WHERE contype = 'f' AND :oid IN (conrelid, confrelid)
-    UNION ALL SELECT 'publication ' || pubname FROM pg_publication_rel r
-              JOIN pg_publication p ON p.oid = r.prpubid WHERE r.prrelid = :oid
     UNION ALL SELECT 'table ' || inhrelid::regclass FROM pg_inherits WHERE inhparent = :oid
     UNION ALL SELECT DISTINCT 'view ' || r.ev_class::regclass
               FROM pg_depend d JOIN pg_rewrite r ON r.oid = d.objid
@@ -44,6 +42,20 @@ LEFT_BEHIND = text(
     """
 )
 """What belongs to a table and would keep to it under its new name."""
+PUBLICATIONS = text(
+    """
+    SELECT DISTINCT pubname::text FROM pg_publication_tables
+    WHERE schemaname = :schema AND tablename = ANY (:names) ORDER BY 1
+    """
+).bindparams(bindparam("names", type_=ARRAY(Text)))
+"""Those of these tables, also FOR ALL TABLES."""
+NO_LIMITS = text(
+    """
+    SELECT set_config(name, '0', true) FROM pg_settings
+    WHERE name IN ('idle_in_transaction_session_timeout', 'transaction_timeout')
+    """
+)
+"""The second one is of PostgreSQL 17."""
 NUMBER = text(
     """
     SELECT c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
