@@ -222,9 +222,11 @@ class PurgeRun:
         for each in self._known_forms(status, consumer):
             form = kept.form(each)
             is_timed, below = form is not None, None if form is None else self.horizon(each, form)
-            for settled in (Status.CONSUMED, Status.FAILED):
-                aging = Aging(status, "key" if is_timed else "updated_at", settled)
-                yield Shelf(each, aging, kept.since if below is None else below)
+            consumed = Aging(status, "key" if is_timed else "updated_at", Status.CONSUMED)
+            yield Shelf(each, consumed, kept.since if below is None else below)
+            # Perhaps an operator has just let it run again.
+            failed = Aging(status, "updated_at", Status.FAILED, below=is_timed)
+            yield Shelf(each, failed, kept.since, below)
             begun = Aging(status, "updated_at", Status.CONSUMING, lease=True, below=is_timed)
             yield Shelf(each, begun, kept.since, below)
             for given_up in (Status.DEAD, Status.HALTED):

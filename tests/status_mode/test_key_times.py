@@ -120,8 +120,8 @@ def test_the_form_is_agreed_on(migrated: Database) -> None:
 
 @on("postgresql", "mariadb", "sqlite")
 def test_what_is_not_settled(migrated: Database) -> None:
-    """Dead messages and abandoned leases are kept for their own time, and at least as long as their key: what
-    is deleted is too old, never new."""
+    """Dead messages, those that are to be tried again, and abandoned leases are kept for their own time, and
+    at least as long as their key: what is deleted is too old, never new."""
     engine = migrated.engine()
     mine = orders(SqlStore(engine), max_attempts=1, dead_retention=DAY, retention=7 * DAY, heartbeat=False)
     dead, running, young = ago(days=8), ago(days=8, name="b"), ago(minutes=1, name="c")
@@ -132,6 +132,11 @@ def test_what_is_not_settled(migrated: Database) -> None:
     abandoned.__enter__()
     forget(engine)
     assert stored(engine) == {dead: "dead", running: "consuming", young: "dead"}
+    inbox.retry(SqlStore(engine), "orders", dead)
+    forget(engine)  # an operator's decision is not
+    again = mine.claim(dead)
+    assert again.__enter__().verdict is NEW
+    again.__exit__(ValueError, ValueError("no"), None)
     with engine.begin() as connection:
         times = {"updated_at": datetime.now(UTC) - 2 * DAY}
         connection.execute(update(STATUS).values(times))
