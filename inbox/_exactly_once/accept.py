@@ -141,15 +141,11 @@ def _take(database: Taking, connection: Connection, attempt: Attempt, terms: Ter
     try:
         if form is None:
             return database.take(connection, attempt, terms.wait)
-        sure_from = partial(_surely_kept_from, connection, form, terms.policy)
+        sure_from = partial(terms.policy.surely_kept_from, connection, form)
         return database.take_in_range(connection, attempt, terms.wait, sure_from)
     except Exception:
         _give_back(connection, attempt, (attempt.key,))
         raise
-
-
-def _surely_kept_from(connection: Connection, form: KeyForm, policy: Declaration) -> str:
-    return form.since(policy.surely_kept_since(connection))
 
 
 def _learn(
@@ -275,7 +271,7 @@ def accept_many(
                     database.give_back(connection, batch, taken - left)
                     taken &= left
                 if policy.form is not None:
-                    sure_from = partial(_surely_kept_from, connection, policy.form, policy)
+                    sure_from = partial(policy.surely_kept_from, connection, policy.form)
                     its_range = database.key_range(connection, batch, batch.keys[0], sure_from)
                     _give_back_outside(database, connection, batch, its_range, taken, known)
                     old = {

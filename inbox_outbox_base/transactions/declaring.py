@@ -48,6 +48,9 @@ class _Memo:
     """By declaration: how long its keys are kept, once the database has agreed."""
     shortest: dict[Any, timedelta] = field(default_factory=dict)
     """The same as purges see it: an operator may have made it shorter."""
+    lowest: dict[Any, str] = field(default_factory=dict)
+    """Of consumers whose keys name their time, the lowest key that is taken: it stays where it is if an
+    operator makes the time longer."""
     seen: dict[Any, float] = field(default_factory=dict)
     """By declaration, when the database was last asked."""
     declared: dict[Any, "tuple[weakref.ref[Transaction], weakref.ref[Transaction]]"] = field(
@@ -147,13 +150,14 @@ class Declaration:
             return self.asked
         return self._known(connection) or self.agree(connection, is_new=False)
 
-    def surely_kept_since(self, connection: Connection) -> datetime:
-        """By this machine's clock, a time of which, and of all later ones, no purge has deleted keys that
-        name their time. Sends nothing: if the stored policy was not seen lately, nothing is sure."""
-        kept = _memos.of(connection.engine.pool).shortest.get(self._place(connection))
-        if kept is None or not self.is_seen(connection):
-            return datetime.max.replace(tzinfo=UTC)
-        return datetime.now(UTC) - kept + SKEW
+    def surely_kept_from(self, connection: Connection, form: KeyForm) -> str:
+        """By this machine's clock, a key of which, and of all later ones, no purge has deleted any. Sends
+        nothing: if the stored policy was not seen lately, nothing is sure."""
+        memo, place = _memos.of(connection.engine.pool), self._place(connection)
+        if place not in memo.shortest or not self.is_seen(connection):
+            return form.since(datetime.max.replace(tzinfo=UTC))
+        since = datetime.now(UTC) - memo.shortest[place] + SKEW
+        return max(form.since(since), memo.lowest.get(place, ""))
 
     def confirmed(self, connection: Connection) -> Retention:
         """The same, compared with the stored policy unless this process has just done so.
@@ -232,6 +236,9 @@ class Declaration:
                 return kept
         elif memo.is_declared_in(consumer, transaction):  # perhaps by another inbox of this name
             return kept
+        if self.form is not None:
+            lowest = taking_statements.lowest_key(self._tables)
+            memo.lowest[place] = connection.scalar(lowest, {"consumer_": self._consumer}) or ""
         memo.known[place], memo.seen[place] = kept, time.monotonic()
         memo.shortest[place] = kept.duration if stored is None else min(kept.duration, stored.retention)
         return kept

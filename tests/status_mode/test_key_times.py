@@ -67,6 +67,9 @@ def test_verdicts(migrated: Database, form: KeyTime) -> None:
         StatusInbox("orders", store=SqlStore(engine), key_time=form).claim(late),
     ):
         pass
+    inbox.set_policy(engine, "orders", retention=30 * DAY)
+    mine = orders(SqlStore(migrated.engine()), form)  # of a process that has never seen the shorter one
+    assert [claim(mine, key, 1) for key in (young, old, late)] == [DUPLICATE, TOO_OLD, TOO_OLD]
 
 
 @both_stores

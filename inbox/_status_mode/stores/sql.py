@@ -265,7 +265,7 @@ class SqlStore(Store):
         """On a connection where each statement commits."""
         policy = request.policy
         form = None if policy is None else policy.form
-        if policy and form and request.key < form.since(policy.surely_kept_since(connection)):
+        if policy and form and request.key < policy.surely_kept_from(connection, form):
             raise _Doubtful
         return self.claim_on(connection, request)
 
