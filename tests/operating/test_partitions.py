@@ -384,6 +384,8 @@ def test_detached_by_hand(migrated: Database, caplog: pytest.LogCaptureFixture) 
     table was taken out."""
     engine = migrated.engine()
     begun(engine)
+    old, young = ago(days=8.9), ago(minutes=1)
+    assert accept(engine, old, young) == [NEW, NEW]
     (day,) = [each for each in partitions(engine) if each.begin == today() - DAY]
     parent = day.name.rpartition("_")[0]
     with engine.begin() as connection:
@@ -399,6 +401,15 @@ def test_detached_by_hand(migrated: Database, caplog: pytest.LogCaptureFixture) 
         connection.exec_driver_sql(f"ALTER TABLE inbox_message DETACH PARTITION {parent}")
     with pytest.raises(UnsafeDatabase, match="'billing': somebody has detached the table of its partitions"):
         partitions(engine)
+    with engine.begin() as connection:  # the rest of the way back, as the documentation has it
+        connection.exec_driver_sql(f"INSERT INTO inbox_message SELECT * FROM {parent}")
+        connection.execute(update(HORIZON).values(keys_until=None))
+        connection.exec_driver_sql(f"DROP TABLE {parent}")
+    assert partitions(engine) == []
+    assert accept(engine, young, ago(days=9.5)) == [DUPLICATE, TOO_OLD]
+    settle(engine)
+    assert purge(engine).rows == 1
+    assert keys(engine) == [young]
 
 
 @on("postgresql")
