@@ -123,7 +123,9 @@ def _fill(engine: Engine, name: str, days: Sequence[datetime], rows: int) -> Non
     ends = [days[0] + number * _DAY for number in range((_today() - days[0]).days + 4)]
     with engine.begin() as connection:
         if name == "days" and by is not None:
-            by.begin(connection, message, CONSUMER, {f"{end - _DAY:%Y%m%d}": since(end) for end in ends})
+            lowest = by.announce(connection, message, CONSUMER, lambda _: since(days[0]))
+            labels = {f"{end - _DAY:%Y%m%d}": since(end) for end in ends[1:]}
+            by.begin(connection, message, CONSUMER, lowest, labels)
         horizon = {"consumer": CONSUMER, "keys_from": "", "keys_gone": ""}
         until = since(ends[-1]) if name == "days" else None
         connection.execute(insert(schema.tables(name).horizon), horizon | {"keys_until": until})

@@ -15,7 +15,6 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from inbox._listening.counting import takes_messages
 from inbox._listening.noting import Records, note_of, refuse
 from inbox._memory import Known, Memory, place_of
-from inbox_outbox_base.checks.key_times import KeyForm
 from inbox_outbox_base.checks.keys import Key, digest, encode_key, is_mismatch
 from inbox_outbox_base.checks.missing import raise_clearer
 from inbox_outbox_base.databases.registry import database_of

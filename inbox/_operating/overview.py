@@ -83,7 +83,8 @@ class ConsumerOverview:
     """When its oldest key was taken, or consumed; None if it has none."""
     overdue: float
     """By how many seconds its oldest key, message or load is past its retention, because no purge has deleted
-    it; 0 if none is. Of keys in partitions, the oldest partition counts, a day after its last key was."""
+    it; 0 if none is. Of keys in partitions, the oldest partition counts, a day after its last key was; of
+    older ones of such a consumer, their own time."""
     last_purge: PurgeOverview | None
     """None if no purge has been recorded."""
     partitions_ahead: float | None

@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Literal
+from typing import Literal, TypeVar
 
 from sqlalchemy import Connection, Engine, insert, or_, select, update
 from sqlalchemy.exc import DBAPIError, IntegrityError
@@ -16,6 +16,7 @@ from inbox._migrating.one_at_a_time import turn
 from inbox_outbox_base.checks import options
 from inbox_outbox_base.checks.key_times import KeyForm
 from inbox_outbox_base.checks.retention import DAYS_AHEAD
+from inbox_outbox_base.databases import taking_statements
 from inbox_outbox_base.databases.partitioning import KeyPartition, Partitioning
 from inbox_outbox_base.databases.registry import looking, partitioning
 from inbox_outbox_base.databases.taking import at_level
@@ -37,6 +38,7 @@ from .keeping import Keeping
 from .purging import PurgeRun
 
 _log = logging.getLogger("inbox.partitions")
+T = TypeVar("T")
 _DAY = timedelta(days=1)
 _MOST_AHEAD = 366 * _DAY
 _PATIENCE = 10.0
@@ -50,8 +52,8 @@ class Partition:
     consumer: str
     name: str
     """Of its table."""
-    begin: datetime | None
-    """The keys of this time and later; None in a consumer's first partition, which has all older ones."""
+    begin: datetime
+    """The keys of this time and later."""
     end: datetime
     """The keys of earlier times."""
     state: Literal["attached", "made", "pending", "dropped"]
@@ -75,11 +77,13 @@ def partitions(
     A key that is forgotten by DROP costs no DELETE and no VACUUM. Which keys are forgotten is decided as by a
     purge: this first stores that older keys are not taken any more, and drops what an earlier call, or purge,
     at least a minute before, has closed like this. So what is dropped is `TOO_OLD`, and never `NEW` again.
-    Purges leave consumers with partitions alone.
+    Purges leave partitions alone.
 
-    Name a consumer to give it its first partitions. For a moment nobody can take a message; at most 10,000
-    rows of the consumer are moved. The table `inbox_message` is made anew with partitions, if it has none:
-    the old one is the partition of all other consumers, and no row of theirs is copied.
+    Name a consumer to give it its first partitions: for the day after tomorrow and later, of which nobody can
+    have sent a key. What it has taken before stays where it is until a purge deletes it; no row is moved or
+    copied. The table `inbox_message` is made anew with partitions, if it has none: the old one is the
+    partition of all other keys. Twice, for a moment, nobody can take a message; in between all rows of the
+    old table are read, beside open transactions.
 
     Later, nobody waits: partitions are attached and detached beside open transactions. A killed call is
     finished by the next one; one call at a time works, and no migration beside it.
@@ -97,8 +101,8 @@ def partitions(
     Raises:
         InvalidOption: an argument cannot be used, the consumer's keys do not name their time, the role does
             not own the tables, or the clocks of the database and of this machine differ by more than a day.
-        UnsafeDatabase: a partition was detached by hand before its time; the table cannot be made anew, or
-            too many rows would have to be moved; or row-level policies hide rows from this role.
+        UnsafeDatabase: a partition was detached by hand before its time; the table cannot be made anew; or
+            row-level policies hide rows from this role.
         UnsupportedDatabase: the database has no such partitions.
         TablesMissing: the tables do not exist.
         TransientError: another call or a migration was running, or a table was locked, for too long.
@@ -148,7 +152,9 @@ class _PartitionRun(PurgeRun):
         if consumer is not None:
             return [consumer]
         every = self.transact(self.table, partial(self.by.found, table=self.table))
-        return sorted({*self._with_partitions(), *(each.consumer for each in every)}, key=str.encode)
+        announced = self.transact(self.table, partial(self.by.announced, table=self.table))
+        names = {*self._with_partitions(), *announced, *(each.consumer for each in every)}
+        return sorted(names, key=str.encode)
 
     def work(self, consumer: str | None) -> list[Partition]:
         """Make partitions of all, then drop. What is wrong with one consumer stops no other."""
@@ -171,13 +177,13 @@ class _PartitionRun(PurgeRun):
         form, found = self._form(consumer), self._found(consumer)
         below = min(self._gone(consumer), self.kept.keys_since(consumer, form))
         there = [_shown(each, form, "dropped" if each.end <= below else None) for each in found]
-        missing = (KeyPartition(consumer, "", first, end) for _, first, end in self._missing(form, found))
+        new = self._missing(consumer, form, found)
+        missing = (KeyPartition(consumer, "", first, end) for _, first, end in new)
         return there + [_shown(each, form, "made") for each in missing]
 
     def _extend(self, consumer: str) -> None:
         """Make the days that are missing, and then let their keys in."""
         form, found = self._form(consumer), self._found(consumer)
-        missing = list(self._missing(form, found))
         self._make_horizon(consumer)
         if consumer not in self._with_partitions():
             if found:
@@ -185,16 +191,10 @@ class _PartitionRun(PurgeRun):
                     f"consumer={consumer!r}: somebody has detached the table of its partitions "
                     f"({found[0].name} and others): attach it again"
                 )
-            ends = {label: end for label, _, end in missing}
-
-            def begin(connection: Connection) -> None:
-                self.by.begin(connection, self.table, consumer, ends)
-                self._let_in(consumer, missing[-1][2], connection)
-
-            self._briefly(begin)
-            self.made = {each.name for each in self._found(consumer)}
+            self._begin(consumer, form)
+            self.made |= {each.name for each in self._found(consumer)}
             return
-        for label, first, end in missing:
+        for label, first, end in self._missing(consumer, form, found):
             if found and end <= found[-1].end:
                 said = "consumer %r: somebody has dropped its partition of %s; it is made again, empty"
                 _log.warning(said, consumer, label)
@@ -207,6 +207,41 @@ class _PartitionRun(PurgeRun):
         # A transaction of its own: only when the last one has ended, everybody knows of the partitions.
         until = max(each.end for each in found)
         self.transact(self.tables.horizon, partial(self._let_in, consumer, until))
+
+    def _begin(self, consumer: str, form: KeyForm) -> None:
+        """Give it its first partitions. No row is moved: they are for keys that nobody can have sent yet."""
+
+        def announce(connection: Connection) -> str:
+            pick = partial(self._first_day, consumer, form)
+            first = self.by.announce(connection, self.table, consumer, lambda each: form.since(pick(each)))
+            self._let_in(consumer, first, connection)
+            return first
+
+        first = self._briefly(announce)
+        day = form.time(first)
+        _log.info(
+            "consumer %r: keys from %s on will be in partitions; to see that none is stored, all rows of %s "
+            "that are in no partition are read, and nobody waits for that",
+            consumer,
+            f"{day:%Y-%m-%d}",
+            self.table.name,
+        )
+        self.transact(self.table, partial(self.by.prove, table=self.table, consumer=consumer))
+        ends = {label: end for label, _, end in self._days(form, day)}
+
+        def begin(connection: Connection) -> None:
+            self.by.begin(connection, self.table, consumer, first, ends)
+            self._let_in(consumer, max(ends.values()), connection)
+
+        self._briefly(begin)
+
+    def _first_day(self, consumer: str, form: KeyForm, connection: Connection) -> datetime:
+        """The first day of which no key is stored, or can be taken now: they may be a day ahead."""
+        _, last = connection.execute(taking_statements.key_ends(self.table), {"consumer_": consumer}).one()
+        day = self.today + DAYS_AHEAD
+        if last is not None:  # a clock may have been wrong by more than a day
+            day = max(day, form.time(last).replace(hour=0, minute=0, second=0, microsecond=0) + _DAY)
+        return day
 
     def _shorten(self, consumer: str) -> list[Partition]:
         """Drop the days that were forgotten; return these and all others."""
@@ -254,7 +289,7 @@ class _PartitionRun(PurgeRun):
             raise InvalidOption(f"consumer={consumer!r}: {why}")
         return form
 
-    def _with_partitions(self) -> list[str]:
+    def _with_partitions(self) -> dict[str, str]:
         return self.transact(self.table, partial(self.by.consumers, table=self.table))
 
     def _found(self, consumer: str) -> list[KeyPartition]:
@@ -277,18 +312,23 @@ class _PartitionRun(PurgeRun):
         horizon = self.tables.horizon
         return self.transact(horizon, partial(gone, table=horizon, consumer=consumer))
 
-    def _missing(self, form: KeyForm, found: list[KeyPartition]) -> Iterator[tuple[str, str | None, str]]:
+    def _missing(self, consumer: str, form: KeyForm, found: list[KeyPartition]) -> list[tuple[str, str, str]]:
         """A label, the first key and the end of each partition that is missing."""
-        day, there = self.today, {each.first for each in found}
-        if found:
-            day = form.time(found[0].end)
+        begins = found[0].first if found else self._with_partitions().get(consumer)
+        if begins is None:
+            day = self.transact(self.table, partial(self._first_day, consumer, form))
         else:
-            yield f"before_{day:%Y%m%d}", None, form.since(day)
-        while day < self.goal:
-            first, end = form.since(day), form.since(day + _DAY)
-            if first not in there:
-                yield f"{day:%Y%m%d}", first, end
+            day = form.time(begins)
+        there = {each.first for each in found}
+        return [each for each in self._days(form, day) if each[1] not in there]
+
+    def _days(self, form: KeyForm, day: datetime) -> Iterator[tuple[str, str, str]]:
+        """The same of all days from this one on, a day at the least."""
+        while True:
+            yield f"{day:%Y%m%d}", form.since(day), form.since(day + _DAY)
             day += _DAY
+            if day >= self.goal:
+                return
 
     def _make_horizon(self, consumer: str) -> None:
         """Make its row, which a purge may make, too."""
@@ -310,15 +350,15 @@ class _PartitionRun(PurgeRun):
         its = update(self.tables.horizon).where(c.consumer == consumer, is_lower)
         connection.execute(its.values(keys_until=until))
 
-    def _briefly(self, work: Callable[[Connection], object]) -> None:
+    def _briefly(self, work: Callable[[Connection], T]) -> T:
         """A transaction that waits for a table for a short time only, some times."""
 
-        def limited(connection: Connection) -> None:
+        def limited(connection: Connection) -> T:
             self.by.limit_waits(connection)
-            work(connection)
+            return work(connection)
 
         try:
-            self.transact(self.table, limited)
+            return self.transact(self.table, limited)
         except DBAPIError as error:
             if not codes.ends_wait(error):
                 raise
@@ -341,6 +381,5 @@ def _noting(errors: dict[str, Exception], consumer: str) -> Iterator[None]:
 
 
 def _shown(found: KeyPartition, form: KeyForm, state: Literal["made", "dropped"] | None) -> Partition:
-    begin = None if found.first is None else form.time(found.first)
-    shown: Any = state or found.state
-    return Partition(found.consumer, found.name, begin, form.time(found.end), shown, found.rows)
+    begin, end, shown = form.time(found.first), form.time(found.end), state or found.state
+    return Partition(found.consumer, found.name, begin, end, shown, found.rows)  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from inbox_outbox_base.checks.key_times import KeyForm
 from inbox_outbox_base.checks.missing import raise_clearer
 from inbox_outbox_base.checks.retention import DAYS_AHEAD, SKEW
 from inbox_outbox_base.databases import taking_statements
-from inbox_outbox_base.databases.registry import taking
+from inbox_outbox_base.databases.registry import partitioning, taking
 from inbox_outbox_base.databases.taking import Taking, at_level
 from inbox_outbox_base.databases.taking_statements import Aging
 from inbox_outbox_base.errors import codes
@@ -217,8 +217,9 @@ class PurgeRun:
                 yield Shelf(each, Aging(message, "accepted_at"), kept.since)
                 continue
             horizon = self.horizon(each, form)  # raised for `partitions`, too
-            if not self.has_partitions(each, form):
-                yield Shelf(each, Aging(message, "key"), horizon)
+            if self.has_partitions(each, form):
+                horizon = self._below_partitions(each, horizon)
+            yield Shelf(each, Aging(message, "key"), horizon)
         for each in self._known_forms(status, consumer):
             form = kept.form(each)
             is_timed, below = form is not None, None if form is None else self.horizon(each, form)
@@ -264,6 +265,14 @@ class PurgeRun:
                 max(0.0, hours),
             )
         return end is not None
+
+    def _below_partitions(self, consumer: str, horizon: Callable[[str], str]) -> Callable[[str], str]:
+        """The same horizon of a consumer with partitions, whose older keys are in none of them."""
+        by, message = partitioning(self.engine.dialect.name), self.tables.message
+        if by is None:
+            return lambda consumer: ""
+        first = self.transact(message, lambda each: by.lowest(each, message).get(consumer, ""))
+        return lambda consumer: min(first, horizon(consumer))
 
     def horizon(self, consumer: str, form: KeyForm) -> Callable[[str], str]:
         """Raise the horizon of a consumer whose keys name their time. Return the key below which its rows

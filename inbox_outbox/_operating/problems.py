@@ -220,8 +220,9 @@ def _of_partitions(found: ConsumerOverview, ahead: float, limits: HealthLimits) 
         yield Problem(OVERDUE, f"{said}: {_EVERY_DAY}", consumer=found.consumer)
     if found.overdue > limits.overdue.total_seconds():
         worst = duration(timedelta(seconds=found.overdue))
-        said = f"a partition {its} is {worst} past its retention"
-        yield Problem(OVERDUE, f"{said}: {_EVERY_DAY}", consumer=found.consumer)
+        said = f"keys {its} are {worst} past their retention"
+        older = "and purges for keys from before the first partition"
+        yield Problem(OVERDUE, f"{said}: {_EVERY_DAY}, {older}", consumer=found.consumer)
 
 
 def _is_blind(count: Count) -> bool:

@@ -3,18 +3,15 @@ time has a partition for each day."""
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from sqlalchemy import Connection, Table
 
-PARTITION_NAME = re.compile("inbox_message_(default|([a-z0-9_]+_)?[0-9a-f]{8}(_(before_)?[0-9]{8})?)")
+PARTITION_NAME = re.compile("inbox_message_(default|([a-z0-9_]+_)?[0-9a-f]{8}(_[0-9]{8})?)")
 """The names of the tables that a partitioned `inbox_message` consists of: those of other consumers, of one
 consumer, of one of its days."""
-
-MOST_MOVED = 10_000
-"""The most rows of a consumer that are moved into its first partitions, while nobody can take a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +21,8 @@ class KeyPartition:
     consumer: str
     name: str
     """Of the table, without its schema."""
-    first: str | None
-    """The lowest key that it takes; None if there is no lower limit."""
+    first: str
+    """The lowest key that it takes."""
     end: str
     """All its keys are lower than this one."""
     state: Literal["attached", "pending", "detached"] = "attached"
@@ -44,8 +41,17 @@ class Partitioning(ABC):
         """All partitions that `begin` and `make` have made, by consumer and end."""
 
     @abstractmethod
-    def consumers(self, connection: Connection, table: Table) -> list[str]:
-        """The consumers that have partitions."""
+    def consumers(self, connection: Connection, table: Table) -> dict[str, str]:
+        """The consumers that have partitions, with the lowest key that goes into them."""
+
+    @abstractmethod
+    def announced(self, connection: Connection, table: Table) -> dict[str, str]:
+        """The same of those that will have partitions once `begin` has run."""
+
+    def lowest(self, connection: Connection, table: Table) -> dict[str, str]:
+        """Both together. A consumer that begins meanwhile may be left out."""
+        there = self.consumers(connection, table)
+        return self.announced(connection, table) | there
 
     @abstractmethod
     def check_owner(self, connection: Connection, table: Table) -> None:
@@ -64,15 +70,28 @@ class Partitioning(ABC):
         """Until the transaction ends, wait for a table for a short time only: others queue behind it."""
 
     @abstractmethod
-    def begin(self, connection: Connection, table: Table, consumer: str, ends: Mapping[str, str]) -> None:
-        """Give a consumer its first partitions: one for all keys below the first end, and one up to each
-        other end, with a label for the name of each. A table without partitions becomes that of all other
-        consumers. Rows of the consumer are moved. Nobody can take a message meanwhile.
+    def announce(
+        self, connection: Connection, table: Table, consumer: str, pick: Callable[[Connection], str]
+    ) -> str:
+        """Say from which key on a consumer will have partitions, and return it; from now on the table takes
+        no such key of it. `pick` picks one that is above all stored ones. A table without partitions becomes
+        the partition of all keys that have no other one. For a moment nobody can take a message.
 
         Raises:
-            UnsafeDatabase: the table has something that would not come along, or the consumer has too many
-                rows to move.
+            UnsafeDatabase: the table has something that would not come along.
         """
+
+    @abstractmethod
+    def prove(self, connection: Connection, table: Table, consumer: str) -> None:
+        """Read all rows, so that `begin` need not, to see that none is of the keys that were announced;
+        nobody waits for it."""
+
+    @abstractmethod
+    def begin(
+        self, connection: Connection, table: Table, consumer: str, first: str, ends: Mapping[str, str]
+    ) -> None:
+        """Give a consumer its first partitions, for the keys that were announced, from the first one on: one
+        up to each end, with a label for the name of each. For a moment nobody can take a message."""
 
     @abstractmethod
     def make(self, connection: Connection, table: Table, new: KeyPartition) -> None:

@@ -121,6 +121,14 @@ def key_ends(table: Table) -> Select[Any]:
 
 
 @cache
+def oldest_key(table: Table) -> Select[Any]:
+    """The first of a consumer's keys, if it is below another one."""
+    c = table.c
+    its = c.consumer == bindparam("consumer_"), c.key < bindparam("below")
+    return select(func.min(c.key, type_=c.key.type)).where(*its)
+
+
+@cache
 def lowest_key(tables: Tables) -> Select[Any]:
     """The lowest key that a consumer takes, if its keys name their time and some have been forgotten."""
     c = tables.horizon.c

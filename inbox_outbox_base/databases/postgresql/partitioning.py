@@ -1,4 +1,8 @@
-"""PostgreSQL: `inbox_message` is a list of consumers; the keys of one are ranges, a day each.
+"""PostgreSQL: the keys of a consumer, from one on, are a range of `inbox_message`, with a partition for each
+day. All other keys are in the default partition, which is the table that was there before: no row is moved.
+
+Before the range is attached, a constraint says that the default partition has none of these keys. To prove
+it, the table is read beside open transactions; then ATTACH, beside which nobody can take a message, need not.
 
 A comment on each table says whose it is and which keys it takes, also after it was detached. CREATE TABLE
 ... PARTITION OF would make every `accept` wait behind an open handler; CREATE TABLE and ATTACH do not.
@@ -15,7 +19,7 @@ from typing import Any
 from sqlalchemy import Connection, Table, bindparam, text
 from sqlalchemy.exc import DBAPIError
 
-from inbox_outbox_base.databases.partitioning import MOST_MOVED, KeyPartition, Partitioning
+from inbox_outbox_base.databases.partitioning import KeyPartition, Partitioning
 from inbox_outbox_base.databases.taking import Borrowed
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import InvalidOption, UnsafeDatabase
@@ -28,16 +32,14 @@ from .partitioning_statements import (
     PUBLICATIONS,
     RIGHTS,
     SIGN,
+    announcements,
     commented,
-    count_some,
     find_root,
 )
 
 _LONGEST_NAME = 63
-_WAIT = "2s"
+_WAIT = "900ms"
 """How long others may have to queue behind a statement that waits for a table."""
-_LONGEST = "10s"
-"""How long a statement may take that gives a consumer its first partitions: nobody can take a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +51,15 @@ class _Root:
     name: str
     has_partitions: bool
     is_ours: bool
-    """Whether its partitions are a list of consumers."""
+    """Whether its partitions are ranges of consumers and keys."""
     owner: str
     is_owned: bool
     role: str
+
+    @property
+    def default(self) -> str:
+        """The name of the partition of all keys that have no other one."""
+        return f"{self.name}_default"
 
 
 class PostgreSQLPartitioning(Partitioning):
@@ -71,9 +78,13 @@ class PostgreSQLPartitioning(Partitioning):
             found.append(its)
         return sorted(found, key=lambda each: (each.consumer.encode(), each.end))
 
-    def consumers(self, connection: Connection, table: Table) -> list[str]:
+    def consumers(self, connection: Connection, table: Table) -> dict[str, str]:
         rows = (_said(row) for row in connection.execute(commented(table)) if row.parent)
-        return sorted((said["consumer"] for said in rows if "end" not in said), key=str.encode)
+        return {said["consumer"]: said["first"] for said in rows if "end" not in said}
+
+    def announced(self, connection: Connection, table: Table) -> dict[str, str]:
+        rows = map(json.loads, connection.scalars(announcements(table)))
+        return {said["consumer"]: said["first"] for said in rows}
 
     def check_owner(self, connection: Connection, table: Table) -> None:
         root = _root(connection, table)
@@ -89,13 +100,12 @@ class PostgreSQLPartitioning(Partitioning):
     def limit_waits(self, connection: Connection) -> None:
         connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{_WAIT}'")
 
-    def begin(self, connection: Connection, table: Table, consumer: str, ends: Mapping[str, str]) -> None:
-        root = _root(connection, table)
-        run = _Statements(connection, root)
-        connection.exec_driver_sql(f"SET LOCAL statement_timeout = '{_LONGEST}'")
-        run("LOCK TABLE {root} IN ACCESS EXCLUSIVE MODE")
-        if root.has_partitions and not root.is_ours:
-            raise UnsafeDatabase(f"table {root.name}: its partitions are not a list of consumers")
+    def announce(
+        self, connection: Connection, table: Table, consumer: str, pick: Callable[[Connection], str]
+    ) -> str:
+        run = _Statements(connection, _root(connection, table))
+        root, rule = run.root, _rule(consumer)
+        default = root.default
         published = {"schema": root.schema, "names": [root.name, f"{root.name}_default"]}
         if publications := ", ".join(connection.scalars(PUBLICATIONS, published)):
             raise UnsafeDatabase(
@@ -104,30 +114,45 @@ class PostgreSQLPartitioning(Partitioning):
             )
         if not root.has_partitions:
             _convert(run)
-        given = {"consumer_": consumer, "most": MOST_MOVED + 1}
-        if connection.execute(count_some(table), given).scalar_one() > MOST_MOVED:
+        elif not root.is_ours:
             raise UnsafeDatabase(
-                f"consumer={consumer!r}: it has more than {MOST_MOVED:,} rows in {root.name}, and nobody "
-                "could take a message while they are moved: begin with a consumer's first message, or once "
-                "most of its keys were purged"
+                f"table {root.name}: its partitions are not ranges of consumers and keys"
             )
-        its = _name(consumer)
-        run.create(its, {"consumer": consumer}, " PARTITION BY RANGE (key)")
-        first = None
+        run("LOCK TABLE {default} IN ACCESS EXCLUSIVE MODE", default=default)
+        said = {"consumer": consumer, "first": pick(connection)}
+        # As the server writes the bounds of the range, so that it recognizes them.
+        its = "consumer IS NOT NULL AND key IS NOT NULL AND consumer = :consumer AND key >= :first"
+        run(f"ALTER TABLE {{default}} DROP CONSTRAINT IF EXISTS {rule}", default=default)
+        run(
+            f"ALTER TABLE {{default}} ADD CONSTRAINT {rule} CHECK (NOT ({its})) NOT VALID",
+            said,
+            default=default,
+        )
+        run(
+            f"COMMENT ON CONSTRAINT {rule} ON {{default}} IS :comment",
+            {"comment": SIGN + json.dumps(said)},
+            default=default,
+        )
+        return said["first"]
+
+    def prove(self, connection: Connection, table: Table, consumer: str) -> None:
+        run = _Statements(connection, _root(connection, table))
+        connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
+        run(f"ALTER TABLE {{default}} VALIDATE CONSTRAINT {_rule(consumer)}", default=run.root.default)
+
+    def begin(
+        self, connection: Connection, table: Table, consumer: str, first: str, ends: Mapping[str, str]
+    ) -> None:
+        run = _Statements(connection, _root(connection, table))
+        its, said = _name(consumer), {"consumer": consumer, "first": first}
+        run.create(its, said, " PARTITION BY RANGE (key)")
+        begins = first
         for label, end in ends.items():
-            _make(run, its, KeyPartition(consumer, _name(consumer, label), first, end))
-            first = end
-        run(
-            "WITH moved AS (DELETE FROM {root} WHERE consumer = :consumer RETURNING *) "
-            "INSERT INTO {its} SELECT * FROM moved",
-            {"consumer": consumer},
-            its=its,
-        )
-        run(
-            "ALTER TABLE {root} ATTACH PARTITION {its} FOR VALUES IN (:consumer)",
-            {"consumer": consumer},
-            its=its,
-        )
+            _make(run, its, KeyPartition(consumer, _name(consumer, label), begins, end))
+            begins = end
+        bounds = "FROM (:consumer, :first) TO (:consumer, MAXVALUE)"
+        run(f"ALTER TABLE {{root}} ATTACH PARTITION {{its}} FOR VALUES {bounds}", said, its=its)
+        run(f"ALTER TABLE {{default}} DROP CONSTRAINT {_rule(consumer)}", default=run.root.default)
 
     def make(self, connection: Connection, table: Table, new: KeyPartition) -> None:
         run = _Statements(connection, _root(connection, table))
@@ -181,7 +206,7 @@ class _Statements:
         """A quoted name, for a part of a statement."""
         return _escaped(self.connection.dialect.identifier_preparer.quote(name))
 
-    def create(self, name: str, said: dict[str, str | None], more: str = "") -> None:
+    def create(self, name: str, said: dict[str, str], more: str = "") -> None:
         """Create a table like `inbox_message`, and say in a comment what it is."""
         self(f"CREATE TABLE {{its}} (LIKE {{root}} INCLUDING ALL){more}", its=name)
         self("COMMENT ON TABLE {its} IS :comment", {"comment": SIGN + json.dumps(said)}, its=name)
@@ -221,32 +246,29 @@ def _escaped(sql: str) -> str:
 def _make(run: _Statements, parent: str, its: KeyPartition) -> None:
     said = {"consumer": its.consumer, "first": its.first, "end": its.end}
     run.create(its.name, said)
-    begins, first = "MINVALUE", dict[str, Any]()
-    if its.first is not None:
-        begins, first = ":first", {"first": its.first}
     run(
-        f"ALTER TABLE {{parent}} ATTACH PARTITION {{its}} FOR VALUES FROM ({begins}) TO (:end)",
-        first | {"end": its.end},
+        "ALTER TABLE {parent} ATTACH PARTITION {its} FOR VALUES FROM (:first) TO (:end)",
+        {"first": its.first, "end": its.end},
         parent=parent,
         its=its.name,
     )
 
 
 def _convert(run: _Statements) -> None:
-    """Make the table anew with partitions; the old one becomes that of all other consumers."""
-    root, connection = run.root, run.connection
+    """Make the table anew with partitions; the old one becomes the partition of all keys."""
+    root, connection, old = run.root, run.connection, run.root.default
+    run("LOCK TABLE {root} IN ACCESS EXCLUSIVE MODE")
     left = connection.execute(LEFT_BEHIND, {"oid": root.oid}).scalars().all()
     if left:
         raise UnsafeDatabase(
             f"table {root.name}: with partitions it would lose {', '.join(left)}: drop what you can do "
             "without, and make the rest again afterwards"
         )
-    old = f"{root.name}_default"
     indexes = connection.execute(INDEXES, {"oid": root.oid}).all()
     for index in indexes:
         run.rename("INDEX", index.name, f"{index.name[: _LONGEST_NAME - 8]}_default")
     run.rename("TABLE", root.name, old)
-    run("CREATE TABLE {root} (LIKE {old} INCLUDING ALL) PARTITION BY LIST (consumer)", old=old)
+    run("CREATE TABLE {root} (LIKE {old} INCLUDING ALL) PARTITION BY RANGE (consumer, key)", old=old)
     run.own(root.name)
     new = run.number(root.name)
     names = {index.definition: index.name for index in indexes}
@@ -276,6 +298,11 @@ def _said(row: Any) -> dict[str, Any]:
 
 def _root(connection: Connection, table: Table) -> _Root:
     return _Root(*connection.execute(find_root(table)).one())
+
+
+def _rule(consumer: str) -> str:
+    """The name of the constraint that says which keys are not in the default partition."""
+    return _name(consumer, "later")
 
 
 def _name(consumer: str, of: str = "") -> str:

@@ -3,7 +3,7 @@
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Integer, Select, Table, Text, bindparam, func, literal_column, select, text
+from sqlalchemy import Select, Table, Text, bindparam, literal_column, select, text
 from sqlalchemy.dialects.postgresql import ARRAY, OID
 
 from .relations import relation
@@ -18,6 +18,13 @@ _COMMENTED = text(
     JOIN pg_description d ON d.objoid = c.oid AND d.classoid = 'pg_class'::regclass AND d.objsubid = 0
          AND starts_with(d.description, 'inbox-outbox: ')
     LEFT JOIN pg_inherits i ON i.inhrelid = c.oid
+    """
+)
+_ANNOUNCED = text(
+    """
+    pg_inherits i JOIN pg_constraint c ON c.conrelid = i.inhrelid AND c.contype = 'c'
+    JOIN pg_description d ON d.objoid = c.oid AND d.classoid = 'pg_constraint'::regclass
+         AND starts_with(d.description, 'inbox-outbox: ')
     """
 )
 _ROOT = text(
@@ -95,6 +102,13 @@ def commented(table: Table) -> Select[Any]:
 
 
 @cache
+def announcements(table: Table) -> Select[Any]:
+    """The comments on constraints that say from which key on a consumer will have partitions."""
+    columns = {"comment": f"substr(d.description, {len(SIGN) + 1})"}
+    return _of(columns).select_from(_ANNOUNCED).where(literal_column("i.inhparent", OID) == relation(table))
+
+
+@cache
 def find_root(table: Table) -> Select[Any]:
     """The table itself, and who may change it."""
     columns = {
@@ -102,22 +116,13 @@ def find_root(table: Table) -> Select[Any]:
         "schema": "n.nspname::text",
         "name": "c.relname::text",
         "has_partitions": "c.relkind = 'p'",
-        "is_ours": "p.partstrat = 'l' AND p.partattrs::text = (SELECT attnum::text FROM pg_attribute "
-        "WHERE attrelid = c.oid AND attname = 'consumer')",
+        "is_ours": "p.partstrat = 'r' AND p.partattrs::text = (SELECT string_agg(attnum::text, ' ' ORDER BY "
+        "attname) FROM pg_attribute WHERE attrelid = c.oid AND attname IN ('consumer', 'key'))",
         "owner": "pg_get_userbyid(c.relowner)::text",
         "is_owned": "pg_has_role(c.relowner, 'USAGE')",
         "role": "current_user::text",
     }
     return _of(columns).select_from(_ROOT).where(literal_column("c.oid", OID) == relation(table))
-
-
-@cache
-def count_some(table: Table) -> Select[int]:
-    """How many rows a consumer has, up to `most`."""
-    its: Select[Any] = (
-        select(literal_column("1")).select_from(table).where(table.c.consumer == bindparam("consumer_"))
-    )
-    return select(func.count()).select_from(its.limit(bindparam("most", type_=Integer)).subquery())
 
 
 def _of(columns: dict[str, str]) -> Select[Any]:

@@ -192,7 +192,9 @@ def delete_batch(aging: Aging, *, has_partitions: bool) -> Executable:
     c = aging.table.c
     by: ColumnElement[Any] = c.key if has_partitions else _PLACE
     chosen = taking_statements.oldest(aging).with_only_columns(by).with_for_update(skip_locked=True)
-    its = c.consumer == bindparam("consumer_"), by == any_(func.array(chosen.scalar_subquery()))
+    its = [c.consumer == bindparam("consumer_"), by == any_(func.array(chosen.scalar_subquery()))]
+    if has_partitions and aging.time == "key":
+        its.append(c.key < bindparam("horizon"))  # leaves out the partitions of days
     return delete(aging.table).where(*its).returning(c[aging.time])
 
 
