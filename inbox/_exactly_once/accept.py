@@ -17,8 +17,9 @@ from inbox._listening.noting import Records, note_of, refuse
 from inbox._memory import Known, Memory, place_of
 from inbox_outbox_base.checks.keys import Key, digest, encode_key, is_mismatch
 from inbox_outbox_base.checks.missing import raise_clearer
+from inbox_outbox_base.databases.key_range import KeyRange
 from inbox_outbox_base.databases.registry import database_of
-from inbox_outbox_base.databases.taking import Attempt, KeyBatch, KeyRange, KeyRow, Stored, Taking
+from inbox_outbox_base.databases.taking import Attempt, KeyBatch, KeyRow, Stored, Taking
 from inbox_outbox_base.errors.blame import AFTER_BODY, OWN, Own
 from inbox_outbox_base.errors.inbox import UnusableConnection
 from inbox_outbox_base.monitoring.events import Hooks

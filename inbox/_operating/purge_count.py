@@ -36,8 +36,8 @@ class PurgeCount(PurgeRun):
         """The same for the rows of old loads."""
         if self._is_over():
             return False
-        message = self.tables.message
-        if message in self.there:
+        message, is_timed = self.tables.message, self.kept.form(old["consumer_"]) is not None
+        if message in self.there and not is_timed:
             given = {"consumer_": old["consumer_"], "loads": loads}
             self.rows += self.transact(message, partial(self._counted, given))
         return True

@@ -320,8 +320,8 @@ class PurgeRun:
     def forget_loads(self, consumer: str | None) -> bool:
         """Delete the rows of old loads, and then the loads; False if the budget ran out first."""
         ledger = self.tables.ledger
-        for each in self._consumers(ledger, consumer):
-            old = {"consumer_": each, "horizon": self.kept.since(each)}
+        for each in self._known_forms(ledger, consumer):
+            old = {"consumer_": each, "horizon": self._loads_since(each)}
             due = self.transact(ledger, partial(self._scalars, taking_statements.due_loads, old))
             for start in range(0, len(due), _LOADS):
                 if self.has_moved(old):
@@ -333,7 +333,13 @@ class PurgeRun:
     def has_moved(self, old: dict[str, Any]) -> bool:
         """Whether loads that were old may have to be kept for longer now."""
         self.look_again(old["consumer_"])
-        return bool(self.kept.since(old["consumer_"]) < old["horizon"])
+        return bool(self._loads_since(old["consumer_"]) < old["horizon"])
+
+    def _loads_since(self, consumer: str) -> datetime:
+        """The time before which its loads may be forgotten. Rows whose keys name their time are deleted by
+        these: they may be a day later than the load, and one purge closes what the next deletes."""
+        is_timed = self.kept.form(consumer) is not None
+        return self.kept.since(consumer) - 2 * SKEW if is_timed else self.kept.since(consumer)
 
     def _forget(self, old: dict[str, Any], loads: Sequence[int]) -> bool:
         consumer, message = old["consumer_"], self.tables.message
@@ -342,15 +348,17 @@ class PurgeRun:
             return True
 
         def step(after: Any, connection: Connection) -> tuple[int, Any]:
-            if self.kept.since(consumer) < old["horizon"]:  # perhaps they are not old any more
+            if self._loads_since(consumer) < old["horizon"]:  # perhaps they are not old any more
                 return 0, None
             return self.database.delete_loads(connection, self.tables, given | {"batch": self.batch}, after)
 
-        if not self._repeat(consumer, message, step, None, rest=_REST_OF_LOADS):
+        is_timed = self.kept.form(consumer) is not None
+        if not is_timed and not self._repeat(consumer, message, step, None, rest=_REST_OF_LOADS):
             return False
         if self.has_moved(old):
             return True
-        # Rows may be left: some were locked, or VACUUM FULL has moved them. No new rows can come.
+        # Rows may be left: some were locked, VACUUM FULL has moved them, or their keys are younger. No new
+        # rows can come.
         left = self.transact(message, partial(self._scalars, taking_statements.loads_left, given))
         gone = {"loads": sorted({*loads}.difference(left))}
         forget = taking_statements.forget_loads(self.tables)

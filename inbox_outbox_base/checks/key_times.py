@@ -29,6 +29,8 @@ class KeyForm:
     name: KeyTime
     expected: str
     """What such a key is, for people."""
+    pattern: str
+    """What every such key matches in full, as a regular expression; of a timed key, the day may not exist."""
     is_key: Callable[[str], object]
     """Whether a text is such a key: true or false."""
     since: Callable[[datetime], str]
@@ -124,23 +126,32 @@ def _is_timed(key: str) -> bool:
     return f"{when.isoformat(timespec='microseconds')}Z" == time
 
 
+_UUID7 = "[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
+_ULID = f"[0-7][{_CROCKFORD}]{{25}}"
+_TIMED = (
+    r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
+    r"T([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]\.[0-9]{6}Z\[.*\]"
+)
+
 FORMS: dict[KeyTime, KeyForm] = {
     form.name: form
     for form in (
         KeyForm(
             "uuid7",
             "a UUID of version 7, in lower case and with hyphens",
-            re.compile("[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}").fullmatch,
+            _UUID7,
+            re.compile(_UUID7).fullmatch,
             _since_uuid7,
             _time_of_uuid7,
         ),
         KeyForm(
             "ulid",
             f"a ULID: 26 characters of {_CROCKFORD}, the first at most 7",
-            re.compile(f"[0-7][{_CROCKFORD}]{{25}}").fullmatch,
+            _ULID,
+            re.compile(_ULID).fullmatch,
             _since_ulid,
             _time_of_ulid,
         ),
-        KeyForm("timed", "a key that inbox.timed_key has made", _is_timed, _in_utc, _time_of_timed),
+        KeyForm("timed", "a key that inbox.timed_key has made", _TIMED, _is_timed, _in_utc, _time_of_timed),
     )
 }

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from sqlalchemy import ColumnElement, Connection, Select, Table, insert
 from sqlalchemy.exc import DBAPIError
 
@@ -15,6 +16,7 @@ from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.spark import ColumnMismatch
 from inbox_outbox_base.tables.inbox import Tables
 
+from .key_range import KeyRange
 from .loading_values import Column, KnownKeys, TakenKeys, Target, UniqueKey, Write, WriterClaim
 from .results import Append, Upsert
 
@@ -155,6 +157,20 @@ class Loading(ABC):
     def take(self, connection: Connection, claim: WriterClaim, given: pa.Table) -> TakenKeys:
         """Insert inbox rows for the keys in the column `key`, which are distinct and in byte order; with
         digests, if there is a column `digest`."""
+
+    def take_in_range(
+        self, connection: Connection, claim: WriterClaim, given: pa.Table, look: Callable[[], KeyRange]
+    ) -> tuple[TakenKeys, pa.BooleanArray]:
+        """The same for keys that name their time, and for each key whether it is too old: its consumer has
+        forgotten the keys of its time. The caller must give these back, which may have rows now. `look` says
+        which keys the consumer takes.
+
+        Raises:
+            TransientError: the consumer has no partition for a key yet.
+        """
+        taken = self.take(connection, claim, given)
+        old = pc.and_(taken.fresh, pc.less(given.column("key").combine_chunks(), look().first))
+        return TakenKeys(pc.and_not(taken.fresh, old), taken.known), old
 
     @abstractmethod
     def found(self, connection: Connection, tables: Tables, consumer: str, keys: pa.StringArray) -> KnownKeys:

@@ -12,9 +12,8 @@ from sqlalchemy import Connection, Engine, Pool, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from inbox_outbox_base.checks.options import shown
+from inbox_outbox_base.databases.key_range import KeyRange
 from inbox_outbox_base.errors import codes
-from inbox_outbox_base.errors.inbox import TransientError
 from inbox_outbox_base.tables.inbox import Tables
 
 from . import taking_statements
@@ -81,27 +80,6 @@ class Stored:
     """None if the row was written in bulk."""
     digest: bytes | None
     result: str | None
-
-
-class KeyRange(NamedTuple):
-    """Which keys a consumer takes, if they name their time."""
-
-    first: str
-    """The lowest one; "" if there is no limit."""
-    until: str | None
-    """All are lower than this one: the consumer's partitions end there. None if it has no partitions."""
-
-    def check(self, key: str) -> None:
-        """Refuse a key for which there is no partition yet. It would be an error that aborts the transaction.
-
-        Raises:
-            TransientError: there is none.
-        """
-        if self.until is not None and key >= self.until:
-            raise TransientError(
-                f"key={shown(key)}: the partitions of its consumer end at {shown(self.until)}; make more "
-                "with `inbox-outbox partitions`, and deliver the message again"
-            )
 
 
 class KeyRow(NamedTuple):

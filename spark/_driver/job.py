@@ -24,6 +24,7 @@ from spark._executor.columns import check_key, fitted
 from spark._executor.connect import committed, engine_of, rolled_back
 from spark._executor.destinations import destinations
 from spark._executor.failures import without_values
+from spark._executor.key_times import policy_of
 from spark._executor.ledger import UNFINISHED, WHOLE_BATCH, LedgerEntry
 from spark._executor.mismatches import check_digest
 from spark._executor.publishing import check_messages
@@ -99,8 +100,7 @@ class Job:
 
     @property
     def _policy(self) -> Declaration:
-        s = self.settings
-        return Declaration(self.tables, s.consumer, "exactly-once", s.retention)
+        return policy_of(self.settings, self.tables)
 
     def _fitted(self, schema: pa.Schema) -> Targets:
         """How the rows are sent to each target; finds the batch's work, and what is done of it."""
@@ -111,6 +111,8 @@ class Job:
 
     def _fitted_by(self, schema: pa.Schema, connection: Connection) -> Targets:
         more = () if self.settings.outbox is None else (self.tables.outbox.message,)
+        if self.settings.key_time is not None:
+            more = (*more, self.tables.horizon)
         check_tables(connection, self.tables, *more)
         safety.check(connection, [self.tables.message, self.tables.ledger, self.tables.rejected, *more])
         places = [

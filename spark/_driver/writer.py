@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import URL, Executable
 
+from inbox_outbox_base.checks.key_times import KeyTime
 from inbox_outbox_base.checks.retention import Retention
 from inbox_outbox_base.databases.results import Append, Results, Upsert
 from inbox_outbox_base.errors.inbox import InvalidOption
@@ -79,6 +80,8 @@ class InboxWriter:
         inbox_schema: the PostgreSQL schema of the inbox's tables.
         retention: how long the consumer's keys are kept (`inbox.Retention`, seconds or `timedelta`), as for
             `inbox.Inbox`. None is the stored time, or 7 days.
+        key_time: "uuid7", "ulid" or "timed", as for `inbox.Inbox`: the keys name the time at which their
+            messages were made. Rows whose keys the consumer has forgotten are refused: see `bad_rows`.
         before: SQL texts, or SQLAlchemy statements, that the driver runs in one transaction before the first
             task. They run again whenever the batch is tried again.
         after: the same, in the transaction that marks the batch as finished in the ledger: once for each
@@ -125,6 +128,7 @@ class InboxWriter:
         memory: int | None = None,
         inbox_schema: str | None = None,
         retention: Retention | float | timedelta | None = None,
+        key_time: KeyTime | None = None,
         before: Sequence[str | Executable] | None = None,
         after: Sequence[str | Executable] | None = None,
         on_event: Hook | Iterable[Hook] | None = None,
@@ -158,6 +162,7 @@ class InboxWriter:
             memory=memory,
             inbox_schema=inbox_schema,
             retention=retention,
+            key_time=key_time,
             before=before,
             after=after,
         )

@@ -1,21 +1,29 @@
 """Takes the keys of a partition."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from sqlalchemy import Connection
 
 from inbox_outbox_base.databases.loading import Loading
-from inbox_outbox_base.databases.loading_values import Owner, WriterClaim
+from inbox_outbox_base.databases.loading_values import Owner, TakenKeys, WriterClaim
+from inbox_outbox_base.errors.spark import InvalidRow
 
 from . import ledger
+from .key_times import KeyTimes
 from .ledger import LedgerEntry
 from .mismatches import mismatches
+from .refusing.content import content
+from .refusing.dividing import RefusedRow
 from .refusing.rejected import forget
 from .report import RowCounts
 from .spool import DIGEST, KEY, Spool
+
+TOO_OLD = "too_old: its consumer has forgotten the keys of this time"
+"""Why a row is set aside whose key names a time that is too old."""
 
 
 def place_in(keys: pa.StringArray, key: str) -> int:
@@ -33,12 +41,17 @@ class PartitionKeys:
         claim: WriterClaim,
         spool: Spool,
         entry: LedgerEntry,
+        times: KeyTimes | None = None,
+        refused: Callable[[RefusedRow], None] | None = None,
     ) -> None:
         self._database = database
         self._connection = connection
         self._claim = claim
         self._spool = spool
         self._entry = entry
+        self._times = times
+        self._refused = refused
+        self.too_old = 0
         self.counts = RowCounts()
         self.mismatches = 0
         self._before = 0
@@ -54,14 +67,40 @@ class PartitionKeys:
             if DIGEST in rows.column_names:
                 its = rows.column(DIGEST).combine_chunks()
                 rows, given = rows.drop_columns([DIGEST]), given.append_column("digest", its)
-            taken = self._database.take(self._connection, self._claim, given)
+            taken, old = self._take(keys, given)
             new = pc.sum(taken.fresh).as_py() or 0
             forget(self._connection, self._claim.tables, self._claim.consumer, keys)
             self._count(new, Counter(taken.known.owners.values()))
             if its is not None and taken.known.digests:
                 self.mismatches += mismatches(keys, its, taken)
+            if old is not None:
+                self._set_aside(rows.filter(old))
             if new:
                 yield rows if new == len(keys) else rows.filter(taken.fresh)
+
+    def _take(self, keys: pa.StringArray, given: pa.Table) -> tuple[TakenKeys, pa.BooleanArray | None]:
+        """Take the keys; and which of them are too old, if they name their time."""
+        times = self._times
+        if times is None:
+            return self._database.take(self._connection, self._claim, given), None
+        times.check(keys[-1].as_py())
+        look = partial(times.range_from, keys[0].as_py())
+        return self._database.take_in_range(self._connection, self._claim, given, look)
+
+    def _set_aside(self, rows: pa.Table) -> None:
+        """Rows whose keys are too old.
+
+        Raises:
+            InvalidRow: nobody sets them aside.
+        """
+        self.too_old += rows.num_rows
+        for at in range(rows.num_rows):
+            row = rows.slice(at, 1)
+            key, its = row.column(KEY)[0].as_py(), row.drop_columns([KEY])
+            if self._refused is None:
+                where = f"partition {self._entry.part}, row {self.place(key)} in the order of the keys"
+                raise InvalidRow(f"{where}: {TOO_OLD}; bad_rows='table' sets such rows aside")
+            self._refused(RefusedRow(key, TOO_OLD, content(its)))
 
     def place(self, key: str) -> int:
         """The number of a row of the table that was returned last, among all rows with different keys."""

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
+from inbox_outbox_base.checks.key_times import FORMS
 from inbox_outbox_base.checks.options import done
 from inbox_outbox_base.databases.loading import Loading
 from inbox_outbox_base.databases.loading_values import WriterClaim
@@ -26,6 +27,7 @@ from . import ledger
 from .connect import committed, engine_of
 from .failures import is_of_a_row
 from .filling import Filling
+from .key_times import KeyTimes, check_form
 from .keys import Fingerprint, encode
 from .ledger import LedgerEntry
 from .mismatches import digests
@@ -135,6 +137,7 @@ def read(
             dropped += keys.null_count
             there = pc.is_valid(keys)
             batch, keys = batch.filter(there), keys.filter(there)
+        check_form(settings, keys)
         if batch.num_rows:
             its = digests(settings, batch) if settings.digest else None
             fingerprint.add(keys, its)
@@ -214,13 +217,16 @@ class _Partition:
         claim = WriterClaim.of(task.tables, settings.consumer, job, part, load)
         # From here on, single messages of this consumer use the statement that can wait for a key.
         self._database.announce(connection, claim)
-        taking = PartitionKeys(self._database, connection, claim, self._spool, self._entry)
         results = settings.results
         rejected = RejectedRows(connection, self._database, task.tables, self._entry, load)
+        refused = None if settings.bad_rows == "fail" else rejected.add
+        times = None
+        if settings.key_time is not None:
+            times = KeyTimes(connection, settings, task.tables, FORMS[settings.key_time])
+        taking = PartitionKeys(self._database, connection, claim, self._spool, self._entry, times, refused)
         updated = 0
         if by_halves:
             _, updated = self._fill_by_halves(connection, taking.fresh(), taking.place, rejected.add)
-            rejected.finish()
         elif isinstance(results, Append | Upsert | Statements):
             fresh = self._published(connection, taking.fresh())
             _, updated = _fill(fresh, connection, self._database, settings)
@@ -233,6 +239,7 @@ class _Partition:
                 check_open(connection)
             for _ in rest:  # these keys count as taken even if the callback did not read them
                 pass
+        rejected.finish()
         differing = taking.mismatches + self._spool.mismatches
         if differing and settings.mismatches == "error":
             raise PayloadMismatch(
@@ -242,9 +249,9 @@ class _Partition:
         taken, duplicate, rows = taking.counts.new, taking.counts.duplicate, self._spool.rows
         return RowCounts(
             rows=rows + self._dropped,
-            new=taken - rejected.count,
+            new=taken - rejected.count + taking.too_old,
             duplicate=duplicate,
-            repeated=rows - taken - duplicate,
+            repeated=rows - taken - duplicate - taking.too_old,
             dropped=self._dropped,
             mismatch=differing,
             rejected=rejected.count,

@@ -28,6 +28,7 @@ _TEXTS = {
     "isolationlevel": "isolation_level",
     "sessioninitstatement": "session_init_statement",
     "inboxschema": "inbox_schema",
+    "keytime": "key_time",
 }
 _NUMBERS = {
     "txnversion": "batch",

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from sqlalchemy import URL, Executable
 
 from inbox_outbox_base.checks import options as inbox_options
+from inbox_outbox_base.checks.key_times import FORMS, KeyTime
 from inbox_outbox_base.checks.retention import Retention
 from inbox_outbox_base.databases.results import NEW_ROWS, Append, Results, Statements, Upsert
 from inbox_outbox_base.errors.inbox import InvalidOption
@@ -86,6 +87,8 @@ class WriterSettings:
     inbox_schema: str | None
     retention: Retention | None
     """How long the consumer's keys are kept; None for the stored time."""
+    key_time: KeyTime | None
+    """The form of keys that name their time."""
     before: tuple[str | Executable, ...]
     """Statements for the driver, before the tasks."""
     after: tuple[str | Executable, ...]
@@ -145,6 +148,7 @@ def checked(
     memory: object = 64 * 2**20,
     inbox_schema: object = None,
     retention: object = None,
+    key_time: object = None,
     before: object = (),
     after: object = (),
 ) -> WriterSettings:
@@ -187,6 +191,7 @@ def checked(
         memory=_whole("memory", memory, 2**20),
         inbox_schema=_text_or_none("inbox_schema", inbox_schema),
         retention=None if retention is None else _retention(retention),
+        key_time=_key_time(key_time, inbox),
         before=_statements("before", before),
         after=_after(after, ledger),
     )
@@ -281,6 +286,14 @@ def _digest(value: object, inbox: object) -> tuple[str, ...]:
     if inbox == "table":
         raise InvalidOption(f"digest={value!r}, inbox='table': digests are kept in inbox rows")
     return _names("digest", value)
+
+
+def _key_time(value: object, inbox: object) -> Any:
+    if value is not None and inbox == "table":
+        raise InvalidOption(
+            f"key_time={value!r}, inbox='table': no purge forgets the keys of a table of yours"
+        )
+    return None if value is None else _one_of("key_time", value, tuple(FORMS))
 
 
 def _mismatches(value: object, digest: object) -> Any:

@@ -3,6 +3,7 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +11,12 @@ import pyarrow as pa
 import pytest
 from sqlalchemy import Connection, Engine, select
 
+from inbox import partitions, timed_key
 from inbox.errors import InvalidOption
 from inbox.schema import tables
 from spark import InboxDataSource, InboxWriter, Statements, Upsert
 from spark.errors import ColumnMismatch
+from tests.operating.test_partitions import begun, settle
 from tests.support import accounts
 from tests.support.database import Database
 from tests.support.spark.writes import counts, execute, fetched, make_result, taken, written
@@ -255,6 +258,25 @@ def test_the_data_source_writes_once(
     whole = select(ledger.c.batch, ledger.c.rows_read, ledger.c.rows_new)
     found = fetched(engine, whole.where(ledger.c.run == "load", ledger.c.part == -1))
     assert set(found) == {(1, 100, 60), (2, 100, 0)}
+
+
+def test_keys_that_name_their_time(postgres: Database, engine: Engine, spark_session: "SparkSession") -> None:
+    """Spark's SQL makes the same keys as `timed_key`; rows go into the partitions of their days, and those of
+    a day that was forgotten are set aside."""
+    begun(engine)
+    times = [datetime.now(UTC) - timedelta(days=days, microseconds=17) for days in (9, 1, 0)]
+    rows = spark_session.createDataFrame([*enumerate(times)], "id int, made timestamp")
+    when = "date_format(to_utc_timestamp(made, current_timezone()), \"yyyy-MM-dd'T'HH:mm:ss.SSSSSS'Z'\")"
+    rows = rows.selectExpr(f"""concat({when}, '["order",', id, ']') AS id""", "CAST(id AS bigint) AS amount")
+    options = {**usual(postgres), "dbtable": "result", "key": "id", "consumer": "billing", "keyTime": "timed"}
+    save(rows, **options)
+    assert taken(engine) == [timed_key(when, "order", number) for number, when in enumerate(times)]
+    for _ in range(2):
+        partitions(engine)
+        settle(engine)
+    report = writer(postgres, key_time="timed", bad_rows="table").write(rows)
+    assert counts(report) == {"duplicate": 2, "rejected": 1}
+    assert len(written(engine)) == 3
 
 
 def test_content_that_differs(postgres: Database, engine: Engine, spark_session: "SparkSession") -> None:

@@ -62,6 +62,7 @@ BAD: dict[str, list[Any]] = {
     "memory": [0, -1, 2**20 - 1, "64MB", True],
     "inbox_schema": ["", "  ", 5],
     "retention": [-1, float("nan"), float("inf"), "7d", True, timedelta(-1)],
+    "key_time": ["", "uuid4", True, 5],
     "before": ["SELECT 1", 5, [""], ["SELECT 1", 5]],
     "after": ["SELECT 1", 5, [""], ["SELECT 1", 5]],
 }

@@ -23,11 +23,11 @@ from sqlalchemy.sql.visitors import InternalTraversal
 
 from inbox_outbox_base.databases import taking_statements
 from inbox_outbox_base.databases.as_text import execute
+from inbox_outbox_base.databases.key_range import KeyRange
 from inbox_outbox_base.databases.taking import (
     Attempt,
     Borrowed,
     KeyBatch,
-    KeyRange,
     KeyRow,
     State,
     Stored,

@@ -5,7 +5,7 @@ Binary COPY into a column of another type with the same width silently stores wr
 type is not exactly the same goes through a temporary table and a CAST.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from functools import cache
@@ -31,6 +31,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.dml import ReturningInsert
 
 from inbox_outbox_base.databases import arrow
+from inbox_outbox_base.databases.key_range import KeyRange
 from inbox_outbox_base.databases.loading import driver_errors
 from inbox_outbox_base.databases.loading_values import (
     Column,
@@ -44,6 +45,7 @@ from inbox_outbox_base.databases.loading_values import (
 from inbox_outbox_base.databases.on_conflict import OnConflict
 from inbox_outbox_base.dialect import Code
 from inbox_outbox_base.errors import codes
+from inbox_outbox_base.errors.inbox import TransientError
 from inbox_outbox_base.errors.spark import InvalidRow, SparkWriterError
 from inbox_outbox_base.tables.inbox import Tables, utcnow
 
@@ -173,8 +175,29 @@ class PostgreSQLLoading(OnConflict):
     def take(self, connection: Connection, claim: WriterClaim, given: pa.Table) -> TakenKeys:
         keys = _whole(given, "key")
         known = self.found(connection, claim.tables, claim.consumer, keys)
-        fresh = pc.invert(_among(keys, known.owners))
-        left = given.filter(fresh) if known.owners else given
+        return self._take(connection, claim, given, pc.invert(_among(keys, known.owners)), known)
+
+    def take_in_range(
+        self, connection: Connection, claim: WriterClaim, given: pa.Table, look: Callable[[], KeyRange]
+    ) -> tuple[TakenKeys, pa.BooleanArray]:
+        # There may be no partition for a key outside of the range: its row would be an error.
+        keys = _whole(given, "key")
+        known = self.found(connection, claim.tables, claim.consumer, keys)
+        fresh, its = pc.invert(_among(keys, known.owners)), look()
+        old = pc.and_(fresh, pc.less(keys, its.first))
+        fresh = pc.and_not(fresh, old)
+        if its.until is not None and len(left := keys.filter(fresh)) and left[-1].as_py() >= its.until:
+            raise TransientError(
+                f"consumer={claim.consumer!r}: its partitions end at {its.until!r}; make more with "
+                "`inbox-outbox partitions`, and write the rows again"
+            )
+        return self._take(connection, claim, given, fresh, known), old
+
+    def _take(
+        self, connection: Connection, claim: WriterClaim, given: pa.Table, fresh: Any, known: KnownKeys
+    ) -> TakenKeys:
+        """Take those of the keys that are fresh."""
+        keys, left = _whole(given, "key"), given.filter(fresh)
         if not self._copy_keys(connection, claim, left):
             raced = _add_unless_there(claim.tables)
             arrays = {"keys": probing.literal(_whole(left, "key")), "digests": "{}"}

@@ -115,9 +115,7 @@ class PostgreSQLPartitioning(Partitioning):
         if not root.has_partitions:
             _convert(run)
         elif not root.is_ours:
-            raise UnsafeDatabase(
-                f"table {root.name}: its partitions are not ranges of consumers and keys"
-            )
+            raise UnsafeDatabase(f"table {root.name}: its partitions are not ranges of consumers and keys")
         run("LOCK TABLE {default} IN ACCESS EXCLUSIVE MODE", default=default)
         said = {"consumer": consumer, "first": pick(connection)}
         # As the server writes the bounds of the range, so that it recognizes them.

@@ -15,10 +15,10 @@ from sqlalchemy import Connection, select, text
 from sqlalchemy.exc import DBAPIError
 
 from inbox_outbox_base.databases.as_text import execute
+from inbox_outbox_base.databases.key_range import KeyRange
 from inbox_outbox_base.databases.taking import (
     Attempt,
     KeyBatch,
-    KeyRange,
     KeyRow,
     State,
     Stored,
