@@ -1,10 +1,13 @@
 """Opens a publisher for a broker's URL."""
 
 import importlib
+import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -16,30 +19,53 @@ from outbox import Publisher
 
 EXPECTED = (
     "amqp://user@host/vhost, amqps://, kafka://host:9092?setting=value, redis://host:6379, rediss://, "
-    "rocketmq://host:8081, or sqs://sqs.eu-west-1.amazonaws.com"
+    "rocketmq://host:8081, sqs://sqs.eu-west-1.amazonaws.com, or https://host/path for webhooks"
 )
+WEBHOOK_SECRETS = "INBOX_OUTBOX_WEBHOOK_SECRETS"
+"""The environment variable with the secrets of a webhook's endpoint, separated by blanks."""
+_HTTP = ("http", "https")
 _SECRET = ("password", "secret", ".pem", ".key")
 
 
+@dataclass(frozen=True, slots=True)
+class WebhookOptions:
+    """What a URL does not say about a webhook's endpoint."""
+
+    secret_file: Path | None = None
+    """Its secrets, one on each line; None: those of the environment."""
+    allowed: Sequence[str] = ()
+    """Networks that are not public, and may be reached nevertheless."""
+
+
 @contextmanager
-def publisher_at(to: str, exchange: str, timeout: timedelta) -> Iterator[Publisher]:
+def publisher_at(
+    to: str, exchange: str, timeout: timedelta, webhook: WebhookOptions | None = None
+) -> Iterator[Publisher]:
     """A publisher for the duration of a command.
 
     Args:
         to: the broker's URL; the query of a kafka:// URL holds settings of its client.
         exchange: RabbitMQ's exchange.
         timeout: the longest time for a send.
+        webhook: options for webhooks only.
 
     Raises:
         InvalidOption: the URL is invalid; the message does not contain it, as it may hold a password.
         ImportError: the client is not installed.
     """
     scheme, _, rest = to.partition("://")
-    if exchange and scheme in _OPENERS:
+    webhook = webhook or WebhookOptions()
+    if scheme not in _HTTP:
+        for option, value in (("--secret-file", webhook.secret_file), ("--allow-network", webhook.allowed)):
+            if value:
+                raise InvalidOption(f"{option}: only webhooks have it")
+    if exchange and scheme in (*_HTTP, *_OPENERS):
         raise InvalidOption(f"--exchange={exchange!r}: only RabbitMQ has exchanges")
     with naming(url="--to"):
         if scheme in ("amqp", "amqps") and rest:
             publisher = _rabbitmq(to, exchange, timeout)
+        elif scheme in _HTTP and rest:
+            publisher = _webhook(to, webhook, timeout)
         elif scheme in _OPENERS and rest:
             publisher = _OPENERS[scheme](to, timeout)
         else:
@@ -131,6 +157,8 @@ _OPENERS: dict[str, Callable[[str, timedelta], Any]] = {
 _SYSTEMS = {
     "amqp": "rabbitmq",
     "amqps": "rabbitmq",
+    "http": "webhook",
+    "https": "webhook",
     "rediss": "redis",
     "rocketmqs": "rocketmq",
     "sqs": "aws_sqs",
@@ -148,6 +176,26 @@ def _loaded(module: str, client: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise ImportError(f"cannot load {client}: {error}") from None
+
+
+def _webhook(url: str, given: WebhookOptions, timeout: timedelta) -> Any:
+    secrets_of_endpoint = _webhook_secrets(given.secret_file)
+    for secret in secrets_of_endpoint:
+        remember(secret)
+    module = _loaded("outbox.webhook", "httpcore")
+    with naming(secrets=f"--secret-file or {WEBHOOK_SECRETS}", allow="--allow-network"):
+        endpoint = module.WebhookEndpoint(url, secrets_of_endpoint)
+        return module.WebhookPublisher(endpoint, allow=given.allowed, timeout=timeout)
+
+
+def _webhook_secrets(path: Path | None) -> list[str]:
+    if path is None:
+        return os.environ.get(WEBHOOK_SECRETS, "").split()
+    try:
+        return path.read_text().split()
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is not text"
+        raise InvalidOption(f"--secret-file={str(path)!r}: {why}") from None
 
 
 def remember_secret(url: str) -> None:

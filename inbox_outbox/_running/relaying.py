@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from datetime import timedelta
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -20,7 +21,7 @@ from inbox_outbox_base.words.counted import counted
 from outbox._relaying.settings import SEND_SHARE
 from outbox.errors import UnsafeBroker
 
-from .brokers import EXPECTED, publisher_at, system_of
+from .brokers import EXPECTED, WEBHOOK_SECRETS, WebhookOptions, publisher_at, system_of
 from .run_relay import RelayOptions, SendCounts, run
 from .serving import Exports, Listen, exporting
 
@@ -39,6 +40,22 @@ To = Annotated[
     ),
 ]
 Exchange = Annotated[str, typer.Option(help="RabbitMQ only: the exchange to publish to.", metavar="NAME")]
+SecretFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="Webhooks only: a file with the endpoint's secret, or with several on a line each; by default"
+        f" {WEBHOOK_SECRETS} has them.",
+        metavar="FILE",
+    ),
+]
+AllowNetwork = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Webhooks only: a network that is not public, and may be reached nevertheless, such as"
+        " 10.0.0.0/8; can be repeated.",
+        metavar="NETWORK",
+    ),
+]
 SendTimeout = Annotated[
     str | None,
     typer.Option(
@@ -90,6 +107,8 @@ def relay(
     url: Url,
     to: To,
     exchange: Exchange = "",
+    secret_file: SecretFile = None,
+    allow_network: AllowNetwork = None,
     send_timeout: SendTimeout = None,
     name: Name = None,
     lease: Lease = "30s",
@@ -110,9 +129,10 @@ def relay(
         name, schema, batch, lease, poll, max_attempts, after_dead, keep_sent, listen_url, give_up_after
     )
     timeout = _send_timeout(send_timeout, lease)
+    webhook = WebhookOptions(secret_file, allow_network or ())
     with (
         engine_at(url, schema) as engine,
-        publisher_at(to, exchange, timeout) as publisher,
+        publisher_at(to, exchange, timeout, webhook) as publisher,
         exporting(listen, [url], schema, system_of(to)) as exports,
     ):
         done = run(engine, publisher, options, exports, purge_every=length("purge-every", purge_every))
@@ -132,6 +152,8 @@ def drain(
         str | None, typer.Option(help="Stop after this time, such as 10m.", metavar="TIME")
     ] = None,
     exchange: Exchange = "",
+    secret_file: SecretFile = None,
+    allow_network: AllowNetwork = None,
     send_timeout: SendTimeout = None,
     name: Name = None,
     lease: Lease = "30s",
@@ -154,7 +176,8 @@ def drain(
     )
     limit = length("timeout", timeout)
     send_limit = _send_timeout(send_timeout, lease)
-    with engine_at(url, schema) as engine, publisher_at(to, exchange, send_limit) as publisher:
+    webhook = WebhookOptions(secret_file, allow_network or ())
+    with engine_at(url, schema) as engine, publisher_at(to, exchange, send_limit, webhook) as publisher:
         done = run(engine, publisher, options, Exports(), until_drained=True, timeout=limit)
         left, stray = _left(engine, schema)
     if json:

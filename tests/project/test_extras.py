@@ -18,6 +18,7 @@ NEEDS = {
     "import outbox.rocketmq": ("rocketmq", "rocketmq"),
     "import inbox.sqs": ("boto3", "sqs"),
     "import outbox.sqs": ("boto3", "sqs"),
+    "import outbox.webhook": ("httpcore", "webhook"),
     "import inbox.otel": ("opentelemetry", "otel"),
     "import inbox_outbox.metrics": ("opentelemetry", "otel"),
     "import inbox_outbox.prometheus": ("opentelemetry", "prometheus"),
@@ -76,6 +77,7 @@ def test_the_import_loads_what_everybody_needs() -> None:
         "grpc",
         "boto3",
         "botocore",
+        "httpcore",
         "pytest",
     ]
     later += [f"sqlalchemy.dialects.{name}" for name in ("mysql", "postgresql", "sqlite")]

@@ -80,7 +80,7 @@ TWICE = {
     "UnusableConnection",
 }
 """Public names that the inbox and the outbox both have."""
-MOST_ROOMS = 24
+MOST_ROOMS = 25
 """The inbox has a public module for each broker and framework."""
 BASE_OF_ONE = {
     "checks.backoff",
@@ -105,7 +105,7 @@ def test_a_class_name_means_one_thing() -> None:
 
 
 def test_no_folder_is_crowded() -> None:
-    """Every folder of the library has at most 24 modules and folders directly in it."""
+    """Every folder of the library has at most 25 modules and folders directly in it."""
     folders = [page.parent for package in LIBRARY for page in (ROOT / package).rglob("__init__.py")]
     rooms = {
         str(folder): [

@@ -33,6 +33,7 @@ NAMESPACES = (
     "inbox.schema",
     "inbox.sqs",
     "inbox.testing",
+    "inbox.webhook",
     "inbox_outbox.faults",
     "inbox_outbox.metrics",
     "inbox_outbox.prometheus",
@@ -46,6 +47,7 @@ NAMESPACES = (
     "outbox.schema",
     "outbox.sqs",
     "outbox.testing",
+    "outbox.webhook",
     "spark.errors",
 )
 LONGEST_CONTENTS_PAGE = 70
@@ -265,7 +267,7 @@ def test_every_option_is_in_the_signature() -> None:
         inbox,
         *(
             importlib.import_module(f"inbox.{each}")
-            for each in ("kafka", "rabbitmq", "redis_streams", "rocketmq", "sqs")
+            for each in ("kafka", "rabbitmq", "redis_streams", "rocketmq", "sqs", "webhook")
         ),
     ]
     owners = [getattr(place, name) for place in places for name in place.__all__]

@@ -1,0 +1,1 @@
+"""Webhooks: their signatures, and what a message looks like as a request."""

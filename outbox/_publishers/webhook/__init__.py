@@ -1,0 +1,1 @@
+"""Publishers that send messages as webhooks."""
