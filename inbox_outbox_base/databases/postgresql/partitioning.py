@@ -287,7 +287,7 @@ def _said(row: Any) -> dict[str, Any]:
         said = json.loads(row.comment)
     except ValueError:
         said = None
-    if not isinstance(said, dict) or said.keys() not in ({"consumer"}, {"consumer", "first", "end"}):
+    if not isinstance(said, dict) or said.keys() not in ({"consumer", "first"}, {"consumer", "first", "end"}):
         raise UnsafeDatabase(
             f"table {row.name}: somebody has changed its comment, which said what its keys are"
         )
