@@ -285,6 +285,8 @@ def test_the_form_is_agreed_on(migrated: Database) -> None:
         connection.execute(insert(MESSAGE), row)
         with pytest.raises(PolicyConflict, match="key_time='uuid7', but it has taken 'order-1'"):
             Inbox("old", key_time="uuid7").accept(connection, ago(minutes=1))
+    with pytest.raises(PolicyConflict, match="key_time='uuid7', but it has taken 'order-1'"):
+        set_policy(engine, "old", mode="exactly-once", key_time="uuid7")
     assert keys(engine) == sorted([*taken, "order-1"])
 
 

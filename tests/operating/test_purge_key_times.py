@@ -139,6 +139,25 @@ def test_only_the_retention_counts(sqlite: Database) -> None:
     ]
 
 
+def test_a_policy_that_changes_during_a_purge(sqlite: Database) -> None:
+    """A purge closes no key of a consumer that has been given a longer retention since the purge began."""
+    engine, operator = sqlite.engine(), sqlite.engine()
+    for name in ("a", "z"):
+        accept(engine, some(1, days=4), Inbox(name, key_time="timed", retention=3 * DAY))
+    settle(engine)
+    changed: list[Any] = []
+
+    def change(*given: Any) -> None:
+        if "inbox_horizon" in given[2] and not changed:
+            changed.append(inbox.set_policy(operator, "z", retention=30 * DAY))
+
+    event.listen(engine, "before_cursor_execute", change)
+    purge(engine)
+    with operator.connect() as connection:
+        assert [row.consumer for row in connection.execute(select(HORIZON))] == ["a"]
+    assert accept(operator, some(2, days=4)[1:], Inbox("z", key_time="timed")) == [NEW]
+
+
 def test_two_forms(sqlite: Database, caplog: pytest.LogCaptureFixture) -> None:
     """If two processes have declared different forms, nobody knows how old a key is: none is deleted, and the
     log says so."""
