@@ -41,14 +41,18 @@ _ADD_KEY = ddl(
 inserts leave it 90 % full, too."""
 
 
-def fill(engine: Engine, name: str, rows: int, *, is_bulk: bool = False, is_timed: bool = False) -> Table:
+def fill(
+    engine: Engine, name: str, rows: int, *, is_bulk: bool = False, is_timed: bool = False, parts: int = 0
+) -> Table:
     """An inbox in a schema of this name, with `rows` random keys, or keys that name their time: taken evenly
-    over the last week, or by one load."""
+    over the last week, or by one load. It can have so many partitions by a hash of the key."""
     message = create(engine, name)
     with engine.begin() as connection:
         index = next(iter(message.indexes))
         connection.execute(_DROP_KEY.against(message))
         connection.execute(DropIndex(index))
+        if parts:
+            _divide(connection, message, parts)
         now = datetime.now(UTC)
         if is_bulk:
             add_load(connection, schema.tables(name), rows, now)
@@ -58,6 +62,19 @@ def fill(engine: Engine, name: str, rows: int, *, is_bulk: bool = False, is_time
         connection.execute(CreateIndex(index))
     vacuum(engine, message)
     return message
+
+
+def _divide(connection: Connection, message: Table, parts: int) -> None:
+    """Make an empty table anew, with partitions."""
+    connection.execute(ddl("ALTER TABLE %(fullname)s RENAME TO inbox_message_plain").against(message))
+    plain, whole = f'"{message.schema}".inbox_message_plain', quoted(message)
+    connection.exec_driver_sql(f"CREATE TABLE {whole} (LIKE {plain} INCLUDING ALL) PARTITION BY HASH (key)")
+    connection.exec_driver_sql(f"DROP TABLE {plain}")
+    for number in range(parts):
+        connection.exec_driver_sql(
+            f'CREATE TABLE "{message.schema}".inbox_message_{number} PARTITION OF {whole} '
+            f"FOR VALUES WITH (MODULUS {parts}, REMAINDER {number})"
+        )
 
 
 def create(engine: Engine, name: str) -> Table:

@@ -9,12 +9,13 @@ benchmark fails or a target is missed.
 import sys
 from collections.abc import Sequence
 
-from . import _accept_growth, _bytes, _command
+from . import _accept_growth, _bytes, _command, _hashing
 from ._lab import Lab
 
 BENCHMARKS: _command.Benchmarks[Lab] = {
     "bytes": _bytes.sizes,
     "growth": _accept_growth.growth,
+    "hash": _hashing.worth,
 }
 
 

@@ -1,6 +1,7 @@
 """Tables that a user has partitioned work like the plain ones."""
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from sqlalchemy import Connection, Engine, delete, select, text, update
@@ -11,7 +12,9 @@ import inbox
 import outbox
 from inbox import Inbox, SqlStore, StatusInbox, Verdict
 from inbox.schema import tables
+from inbox_outbox_base.databases.postgresql.taking_statements import begin_purge, delete_batch
 from inbox_outbox_base.databases.registry import relaying
+from inbox_outbox_base.databases.taking_statements import Aging
 from outbox import Message, Outbox, Relay
 from outbox.errors import InvalidOption
 from tests.support.database import Database
@@ -79,6 +82,22 @@ def test_a_purge_deletes_what_is_old(engine: Engine) -> None:
         connection.execute(update(MESSAGE).where(*its).values(accepted_at=LONG_AGO))
     assert inbox.purge(engine, batch=7).rows == len(old)
     assert (taken(engine, "mail"), taken(engine, "payments")) == (KEYS[1::2], KEYS)
+
+
+def test_a_purge_looks_up_each_key(engine: Engine) -> None:
+    """Each key of a batch is looked up in its own partition, however many there are."""
+    statement: Any = delete_batch(Aging(MESSAGE, "accepted_at"), has_partitions=True)
+    compiled = statement.compile(engine)
+    given = {"consumer_": "mail", "horizon": datetime.now(UTC), "after": LONG_AGO, "batch": 500}
+    many = "SELECT 'mail', 'a' || n, '', now() - interval '1 day' FROM generate_series(1, 20000) AS n"
+    with engine.begin() as connection:
+        connection.execute(
+            text(f"INSERT INTO inbox_message (consumer, key, claim, accepted_at) {many}; ANALYZE")
+        )
+        connection.execute(begin_purge(MESSAGE))
+        plan = connection.exec_driver_sql(f"EXPLAIN {compiled}", compiled.construct_params(given)).scalars()
+        (join,) = [line for line in plan if " Join " in line or "Nested Loop" in line]
+    assert "Nested Loop" in join
 
 
 def test_a_purge_deletes_old_loads(engine: Engine, postgres: Database) -> None:

@@ -177,24 +177,34 @@ _PARTITION: ColumnElement[int] = literal_column("tableoid", OID())
 @cache
 def begin_purge(table: Table) -> Select[bool]:
     """Whether the table has partitions. If this process hangs before it commits, the server ends its session:
-    others that wait for a row of the batch must not hang."""
+    others that wait for a row of the batch must not hang. Keys are looked up one by one: each is in one
+    partition, and other joins read them all."""
     inherits = table_named("pg_inherits", column("inhparent", OID))
     are_some = exists().where(inherits.c.inhparent == cast(relation(table), OID))
-    limit = func.set_config("idle_in_transaction_session_timeout", "10s", literal(True))
-    return select(are_some, limit)
+    settings = {
+        "idle_in_transaction_session_timeout": "10s",
+        "enable_hashjoin": "off",
+        "enable_mergejoin": "off",
+    }
+    return select(
+        are_some, *(func.set_config(name, value, literal(True)) for name, value in settings.items())
+    )
 
 
 @cache
 def delete_batch(aging: Aging, *, has_partitions: bool) -> Executable:
     """Delete the oldest rows that nobody has locked. They are found by an index, and deleted by their place
-    in the table. A place is a row in each partition, so partitions' rows are deleted by their keys, which
-    takes half as long again."""
+    in the table. A place is a row in each partition, so partitions' rows are deleted by their keys."""
     c = aging.table.c
     by: ColumnElement[Any] = c.key if has_partitions else _PLACE
     chosen = taking_statements.oldest(aging).with_only_columns(by).with_for_update(skip_locked=True)
-    its = [c.consumer == bindparam("consumer_"), by == any_(func.array(chosen.scalar_subquery()))]
-    if has_partitions and aging.time == "key":
-        its.append(c.key < bindparam("horizon"))  # leaves out the partitions of days
+    its = [c.consumer == bindparam("consumer_")]
+    if has_partitions:
+        its.append(c.key == chosen.cte("chosen").c.key)
+        if aging.time == "key":
+            its.append(c.key < bindparam("horizon"))  # leaves out the partitions of days
+    else:
+        its.append(any_(func.array(chosen.scalar_subquery())) == _PLACE)
     return delete(aging.table).where(*its).returning(c[aging.time])
 
 
