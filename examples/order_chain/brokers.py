@@ -10,7 +10,9 @@ from tests.servers.server import Missing
 
 T = TypeVar("T")
 
-EXPECTED = "rabbitmq, kafka, redis, rocketmq, sqs, amqp://user:password@host/vhost or kafka://host:9092"
+EXPECTED = (
+    "rabbitmq, kafka, redis, rocketmq, sqs, webhook, amqp://user:password@host/vhost or kafka://host:9092"
+)
 
 
 @contextmanager
@@ -27,6 +29,8 @@ def transport_over(given: str) -> Iterator[Brokered]:
     if given in _OWN:
         with _OWN[given]() as transport:
             yield transport
+    elif given == "webhook":
+        yield _over_webhooks()
     elif scheme in ("amqp", "amqps") and separator:
         yield _over_rabbit(given)
     elif scheme == "kafka" and address:
@@ -107,6 +111,12 @@ def _installed(found: T | Missing) -> T:
     if isinstance(found, Missing):
         raise RuntimeError(found.reason)  # noqa: TRY004 - not a wrong type
     return found
+
+
+def _over_webhooks() -> Brokered:
+    from examples.order_chain.hooks import Hooks  # needs the extras `webhook` and `web`
+
+    return Brokered("webhooks", Hooks())
 
 
 def _over_rabbit(url: str, restart: Callable[[], object] | None = None) -> Brokered:

@@ -17,6 +17,7 @@ from examples._outbox import waiting
 from examples.embedded_postgres import free_port
 from examples.order_chain import report, trial
 from examples.order_chain.crew import Heard
+from examples.order_chain.hooks import Hooks
 from examples.order_chain.kafka import Kafka
 from examples.order_chain.plan import Plan
 from examples.order_chain.rabbit import Rabbit
@@ -84,12 +85,15 @@ if __name__ == "__main__":
         pytest.param("redis", marks=pytest.mark.long),
         pytest.param("rocketmq", marks=pytest.mark.long),
         pytest.param("elasticmq", marks=pytest.mark.long),
+        pytest.param("webhook", marks=pytest.mark.long),
     ]
 )
 def transport(request: pytest.FixtureRequest) -> Transport:
     """Each way to pass messages between the steps. A broker is killed like the other processes."""
     if request.param == "direct":
         return Direct()
+    if request.param == "webhook":
+        return Brokered("webhooks", Hooks())
     server = request.getfixturevalue(f"private_{request.param}")
     if request.param == "kafka":
         return Brokered("Kafka", Kafka(server.address), server.restart)
