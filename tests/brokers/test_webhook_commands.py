@@ -1,22 +1,17 @@
 """`inbox-outbox outbox drain` to a real endpoint, and the code of the page about webhooks."""
 
 import json
-import threading
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
-import uvicorn
 
-from examples.embedded_postgres import free_port
 from inbox import Delivery
 from inbox.webhook import WebhookReceiver
 from tests.support.brokers.consumers import taking
 from tests.support.brokers.webhook_program import SECRET
-from tests.support.cli import inbox_outbox
+from tests.support.brokers.webhook_serving import serving
+from tests.support.cli import in_this_process, inbox_outbox
 from tests.support.database import Database
 from tests.support.documented_code import TABLES as INBOX
 from tests.support.documented_code import blocks, reader, rows
@@ -25,22 +20,6 @@ from tests.support.program import ROOT
 
 PAGE = ROOT / "docs" / "webhooks.md"
 NETWORK = ["--allow-network", "127.0.0.0/8"]
-
-
-@contextmanager
-def serving(app: Any) -> Iterator[str]:
-    """An ASGI application under uvicorn, by its URL."""
-    port = free_port()
-    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning", access_log=False))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    try:
-        yield f"http://127.0.0.1:{port}/hooks"
-    finally:
-        server.should_exit = True
-        thread.join()
 
 
 @pytest.mark.parametrize("is_file", [True, False])
@@ -92,7 +71,8 @@ def test_wrong_arguments(arguments: Sequence[str], why: str, postgres: Database,
     files["WRONG"].write_text("whsec_s3cr3t")
     publish(postgres.engine(), "a1")
     given = [str(files.get(each, each)) for each in arguments]
-    done = inbox_outbox("outbox", "drain", *given, url=postgres.url)
+    url = postgres.url.render_as_string(hide_password=False)
+    done = in_this_process("outbox", "drain", *given, url=url)
     assert done.returncode != 0
     assert why in " ".join(done.stderr.split())
     assert "s3cr3t" not in done.stdout + done.stderr
