@@ -13,6 +13,7 @@ from tests.servers import (
     kafka,
     mariadb,
     mysql,
+    nats,
     pgbouncer,
     postgresql,
     rabbitmq,
@@ -42,6 +43,7 @@ OTHERS = (
     "elasticmq",
     "galera",
     "kafka",
+    "nats",
     "pgbouncer",
     "promtool",
     "rabbitmq",
@@ -99,6 +101,12 @@ def find_elasticmq() -> Service | Missing:
 
 
 @cache
+def find_nats() -> Service | Missing:
+    """NATS, started if necessary, or the reason why there is none."""
+    return _kept(nats.find(), _broker_stops)
+
+
+@cache
 def find_pooler() -> Pooler | Missing:
     """PgBouncer in front of the tests' PostgreSQL, started if necessary, or the reason why there is none."""
     return _kept(pgbouncer.find(find("postgresql")))
@@ -128,6 +136,7 @@ def stop_brokers() -> None:
         _broker_stops.pop()()
     find_elasticmq.cache_clear()
     find_kafka.cache_clear()
+    find_nats.cache_clear()
     find_rabbit.cache_clear()
     find_rocket.cache_clear()
 
