@@ -18,8 +18,9 @@ from inbox_outbox_base.errors import secrets
 from outbox import Publisher
 
 EXPECTED = (
-    "amqp://user@host/vhost, amqps://, kafka://host:9092?setting=value, redis://host:6379, rediss://, "
-    "rocketmq://host:8081, sqs://sqs.eu-west-1.amazonaws.com, or https://host/path for webhooks"
+    "amqp://user@host/vhost, amqps://, kafka://host:9092?setting=value, nats://host:4222, tls://, "
+    "redis://host:6379, rediss://, rocketmq://host:8081, sqs://sqs.eu-west-1.amazonaws.com, or "
+    "https://host/path for webhooks"
 )
 WEBHOOK_SECRETS = "INBOX_OUTBOX_WEBHOOK_SECRETS"
 """The environment variable with the secrets of a webhook's endpoint, separated by blanks."""
@@ -129,6 +130,11 @@ def _kafka(url: str, timeout: timedelta) -> Any:
     return Checked(settings, timeout=timeout)
 
 
+def _nats(url: str, timeout: timedelta) -> Any:
+    remember_secret(url)
+    return _loaded("outbox.nats", "nats-py").NatsPublisher(url, timeout=timeout)
+
+
 def _redis(url: str, timeout: timedelta) -> Any:
     remember_secret(url)
     return _loaded("outbox.redis_streams", "redis").RedisStreamsPublisher(url, timeout=timeout)
@@ -146,12 +152,14 @@ def _sqs(url: str, timeout: timedelta) -> Any:
 
 _OPENERS: dict[str, Callable[[str, timedelta], Any]] = {
     "kafka": _kafka,
+    "nats": _nats,
     "redis": _redis,
     "rediss": _redis,
     "rocketmq": _rocketmq,
     "rocketmqs": _rocketmq,
     "sqs": _sqs,
     "sqs+http": _sqs,
+    "tls": _nats,
 }
 """By the scheme of the URL."""
 _SYSTEMS = {
@@ -163,6 +171,7 @@ _SYSTEMS = {
     "rocketmqs": "rocketmq",
     "sqs": "aws_sqs",
     "sqs+http": "aws_sqs",
+    "tls": "nats",
 }
 
 
@@ -199,9 +208,10 @@ def _webhook_secrets(path: Path | None) -> list[str]:
 
 
 def remember_secret(url: str) -> None:
-    """Never print the secret of this address of Redis, RocketMQ or SQS."""
+    """Never print the secret of this address of NATS, Redis, RocketMQ or SQS; NATS has tokens, too."""
     login = url.partition("://")[2].rpartition("@")[0]
-    remember(unquote(login.partition(":")[2]))
+    user, colon, secret = login.partition(":")
+    remember(unquote(secret if colon else user))
 
 
 def remember(password: str) -> None:

@@ -3,11 +3,18 @@
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterator, Sequence
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
+
+from inbox_outbox_base.words.outgoing import Envelope, Outcome
 
 T = TypeVar("T")
+
+A = TypeVar("A", bound="LoopedPublisher")
+
+_inherited: list[Any] = []
+"""A fork's copies of its parent's connections: closing them here would disturb the parent's event loop."""
 
 
 class LoopThread:
@@ -65,3 +72,71 @@ async def _cancel_others() -> None:
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
+
+
+class LoopedPublisher(Protocol):
+    """An asynchronous publisher whose `send` yields pairs of a place and an outcome."""
+
+    timeout: float
+
+    async def check(self, lease: float) -> None:
+        """See `AsyncPublisher`."""
+
+    def send(self, batch: Sequence[Envelope]) -> AsyncGenerator[tuple[int, Outcome]]:
+        """See `AsyncPublisher`."""
+
+    async def close(self) -> None:
+        """See `AsyncPublisher`."""
+
+
+class PublisherInLoop(Generic[A]):
+    """A synchronous publisher made of an asynchronous one, which runs in a loop thread. Thread-safe; a forked
+    process begins with another one.
+
+    Args:
+        new: makes the asynchronous publisher.
+        name: the thread's.
+    """
+
+    def __init__(self, new: Callable[[], A], name: str) -> None:
+        self._new_core = new
+        self._name = name
+        self._core = new()
+        self._thread: LoopThread | None = None
+        self._starting = threading.Lock()
+        self.timeout = self._core.timeout
+
+    def __repr__(self) -> str:
+        return repr(self._core).removeprefix("Async")
+
+    def check(self, lease: float) -> None:
+        """As the asynchronous publisher's `check`."""
+        thread, core = self._running()
+        thread.run(core.check(lease))
+
+    def send(self, batch: Sequence[Envelope]) -> Generator[tuple[int, Outcome]]:
+        """As the asynchronous publisher's `send`."""
+        thread, core = self._running()
+        yield from thread.iterate(core.send(batch))
+
+    def close(self) -> None:
+        """Close the connections; another `send` opens a new one."""
+        with self._starting:
+            self._leave_inherited()
+            thread, core = self._thread, self._core
+            self._thread, self._core = None, self._new_core()
+        if thread is not None:
+            thread.run(core.close())
+            thread.close()
+
+    def _running(self) -> tuple[LoopThread, A]:
+        with self._starting:
+            self._leave_inherited()
+            if self._thread is None:
+                self._thread = LoopThread(self._name)
+            return self._thread, self._core
+
+    def _leave_inherited(self) -> None:
+        if self._thread is not None and self._thread.is_inherited:
+            _inherited.append((self._thread, self._core))
+            self._thread, self._core = None, self._new_core()

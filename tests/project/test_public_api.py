@@ -41,6 +41,7 @@ NAMESPACES = (
     "inbox_outbox.web",
     "outbox.errors",
     "outbox.kafka",
+    "outbox.nats",
     "outbox.rabbitmq",
     "outbox.redis_streams",
     "outbox.rocketmq",

@@ -8,6 +8,7 @@ from secrets import token_hex
 from typing import Any
 
 from inbox._listening.outcome import Decision
+from inbox_outbox_base.brokers.described import digest
 from inbox_outbox_base.brokers.sqs import message as wire
 from inbox_outbox_base.brokers.sqs.queue import Queue, is_name
 from inbox_outbox_base.words.incoming import Delivery
@@ -108,7 +109,7 @@ def _copy(target: Queue, delivery: Delivery, said: Mapping[str, Any], *, once: s
         entry["MessageGroupId"] = group or wire.group_of(
             delivery.id if delivery.key is None else delivery.key
         )
-        entry["MessageDeduplicationId"] = wire.digest(target.name, once)
+        entry["MessageDeduplicationId"] = digest(target.name, once)
     return entry
 
 

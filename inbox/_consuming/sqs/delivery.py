@@ -1,17 +1,17 @@
 """Convert a message that SQS delivers to a delivery."""
 
 import base64
-import json
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
 from inbox._consuming.cloud_events import event_id
+from inbox._consuming.described import BYTES, delivery_from, object_from, texts, time_in
+from inbox._consuming.described import is_of_outbox as wrote
 from inbox._consuming.text import readable, readable_key
 from inbox_outbox_base.brokers.sqs import message as wire
 from inbox_outbox_base.words.incoming import Delivery
-from inbox_outbox_base.words.redelivered import as_first
 
 ATTRIBUTE = "inbox"
 """The attribute of a dead letter, and of one that was moved back, as a JSON object."""
@@ -23,8 +23,6 @@ ID, KEY, CREATED, MORE = "id", "key", "created", "attributes"
 """In that object: what SQS knew of a message that no outbox has sent, and attributes that found no room."""
 TYPE, TEXT, BINARY = "type", "text", "binary"
 """The parts of such an attribute."""
-
-_BYTES = "application/octet-stream"
 
 
 def delivery_of(message: Mapping[str, Any], queue: str, attempt: int) -> Delivery:
@@ -42,20 +40,15 @@ def delivery_of(message: Mapping[str, Any], queue: str, attempt: int) -> Deliver
         payload = wire.payload_of(body, own.get(wire.BODY))
     except ValueError:
         payload = _bytes(body)
-    key, headers = own.get(wire.KEY), own.get(wire.HEADERS)
-    found = Delivery(
-        id=readable(own[wire.ID]),
-        topic=readable(own.get(wire.TOPIC) or queue),
-        key=None if key is None else readable_key(key, is_of_outbox=True),
-        payload=payload,
-        content_type=readable(own.get(wire.TYPE) or _BYTES),
-        headers=_texts(headers) if isinstance(headers, dict) else {},
+    return delivery_from(
+        own,
+        payload,
+        topic=queue,
+        sent_at=_sent_at(message),
         attempt=attempt,
-        created_at=_time(own.get(wire.CREATED)) or _sent_at(message),
         raw=message,
         place=place_of(message, queue),
     )
-    return as_first(found)
 
 
 def _foreign(
@@ -65,9 +58,9 @@ def _foreign(
     attributes: Mapping[str, Any],
     ours: Mapping[str, Any],
 ) -> Delivery:
-    texts = {name: text_in(value) for name, value in attributes.items() if name != ATTRIBUTE or not ours}
-    headers, payload = _texts(texts), _bytes(str(message.get("Body", "")))
-    content_type = headers.get("content-type") or headers.get("contentType") or _BYTES
+    found = {name: text_in(value) for name, value in attributes.items() if name != ATTRIBUTE or not ours}
+    headers, payload = texts(found), _bytes(str(message.get("Body", "")))
+    content_type = headers.get("content-type") or headers.get("contentType") or BYTES
     key = ours.get(KEY, system(message, "MessageGroupId"))
     own_id = event_id(headers, content_type, payload) or ours.get(ID) or message.get("MessageId")
     return Delivery(
@@ -78,7 +71,7 @@ def _foreign(
         content_type=readable(content_type),
         headers=headers,
         attempt=attempt,
-        created_at=_time(ours.get(CREATED)) or _sent_at(message),
+        created_at=time_in(ours.get(CREATED)) or _sent_at(message),
         raw=message,
         place=place_of(message, queue),
     )
@@ -86,8 +79,7 @@ def _foreign(
 
 def is_of_outbox(attributes: Mapping[str, Any]) -> bool:
     """Whether an outbox has sent the message with these attributes."""
-    found = object_in(attributes, wire.ATTRIBUTE).get(wire.ID)
-    return isinstance(found, str) and bool(found)
+    return wrote(object_in(attributes, wire.ATTRIBUTE))
 
 
 def place_of(message: Mapping[str, Any], queue: str) -> str:
@@ -110,11 +102,7 @@ def attributes_of(message: Mapping[str, Any]) -> dict[str, Any]:
 
 def object_in(attributes: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The JSON object in an attribute; an empty one if there is none."""
-    try:
-        found = json.loads(text_in(attributes[name]))
-    except (KeyError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    return object_from(text_in(attributes[name])) if name in attributes else {}
 
 
 def text_in(value: Mapping[str, Any]) -> Any:
@@ -131,17 +119,6 @@ def _sent_at(message: Mapping[str, Any]) -> datetime | None:
     with suppress(TypeError, ValueError, OverflowError, OSError):
         return datetime.fromtimestamp(int(system(message, "SentTimestamp") or "") / 1_000, UTC)
     return None
-
-
-def _time(text: Any) -> datetime | None:
-    with suppress(TypeError, ValueError, OverflowError):
-        created = datetime.fromisoformat(text)
-        return created.astimezone(UTC) if created.tzinfo else None
-    return None
-
-
-def _texts(values: Mapping[Any, Any]) -> dict[str, str]:
-    return {readable(name): readable(value) for name, value in values.items()}
 
 
 def _bytes(body: str) -> bytes:

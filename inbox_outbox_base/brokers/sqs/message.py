@@ -1,31 +1,26 @@
 """A message in SQS's terms: a text, and at most ten attributes, one of which has what the outbox knows."""
 
 import base64
-import hashlib
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
+from inbox_outbox_base.brokers.described import FOR_TOOLS, deduplication_id, described, digest
 from inbox_outbox_base.words.outgoing import Envelope
 
 from .queue import Queue
 
 ATTRIBUTE = "outbox"
 """The attribute with everything but the payload, as a JSON object."""
-ID, TOPIC, KEY, CREATED, TYPE, HEADERS, BODY = "id", "topic", "key", "created", "type", "headers", "body"
-"""The names in that object."""
+BODY = "body"
+"""In that object."""
 BASE64, EMPTY = "base64", "empty"
 """How the body was written, if not as it is."""
 MOST_ATTRIBUTES = 10
 
-_FOR_TOOLS = ("traceparent", "tracestate")
-"""Headers that are also attributes of their own, for tools that know nothing of an outbox."""
 _NO_BODY = "-"
 _TEXT = re.compile("[\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]+")
 _GROUP = re.compile(r"[!-~]{1,128}")
-_compact = json.JSONEncoder(separators=(",", ":")).encode
-"""With escapes: any text is carried."""
 
 
 def entry_of(envelope: Envelope, queue: Queue) -> dict[str, Any]:
@@ -37,26 +32,16 @@ def entry_of(envelope: Envelope, queue: Queue) -> dict[str, Any]:
     if envelope.payload is None:
         raise ValueError("payload=None (a tombstone), which SQS does not have")
     body, written = _body(envelope.payload)
-    own: dict[str, Any] = {
-        ID: envelope.id,
-        TOPIC: envelope.topic,
-        CREATED: envelope.created_at.isoformat(),
-        TYPE: envelope.content_type,
-    }
-    headers: Mapping[str, str] = envelope.headers
-    own |= {} if envelope.key is None else {KEY: envelope.key}
-    own |= {HEADERS: dict(headers)} if headers else {}
-    own |= {} if written is None else {BODY: written}
-    attributes = {ATTRIBUTE: _compact(own)}
-    attributes |= {name: headers[name] for name in _FOR_TOOLS if is_text(headers.get(name, ""))}
+    headers = envelope.headers
+    attributes = {ATTRIBUTE: described(envelope, **({} if written is None else {BODY: written}))}
+    attributes |= {name: headers[name] for name in FOR_TOOLS if is_text(headers.get(name, ""))}
     entry = {
         "MessageBody": body,
         "MessageAttributes": {name: as_attribute(text) for name, text in attributes.items()},
     }
     if queue.is_fifo:
         entry["MessageGroupId"] = group_of(envelope.id if envelope.key is None else envelope.key)
-        # A producer may use an id of its own again: SQS would drop the second message.
-        entry["MessageDeduplicationId"] = digest(envelope.id, envelope.topic, envelope.created_at.isoformat())
+        entry["MessageDeduplicationId"] = deduplication_id(envelope)
     size = size_of(entry)
     if size > queue.largest:
         raise ValueError(f"{size} bytes with its attributes: queue {queue.name!r} takes {queue.largest}")
@@ -100,11 +85,6 @@ def is_text(text: str) -> bool:
 def group_of(key: str) -> str:
     """The message group of a key: the key, or its hash if SQS would not take it."""
     return key if _GROUP.fullmatch(key) else digest(key)
-
-
-def digest(*parts: str) -> str:
-    """A short text that stands for these."""
-    return hashlib.blake2b(_compact(parts).encode(), digest_size=24).hexdigest()
 
 
 def _body(payload: bytes) -> tuple[str, str | None]:

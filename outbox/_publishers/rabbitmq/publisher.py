@@ -1,25 +1,20 @@
 """Publish an outbox's messages to RabbitMQ, through aiormq, on which aio-pika is built (extra `rabbitmq`)."""
 
-import threading
 from collections.abc import Generator, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any
 
 from inbox_outbox_base.checks.extras import brought_by
 from inbox_outbox_base.words.outgoing import Envelope, Outcome
-from outbox._publishers.loop_thread import LoopThread
+from outbox._publishers.loop_thread import PublisherInLoop
 
 with brought_by("rabbitmq"):
     from .async_publisher import AsyncRabbitPublisher
 
 __all__ = ["AsyncRabbitPublisher", "RabbitPublisher"]
 
-_inherited: list[Any] = []
-"""A fork's copies of its parent's connections: closing them here would disturb the parent's event loop."""
 
-
-class RabbitPublisher:
+class RabbitPublisher(PublisherInLoop[AsyncRabbitPublisher]):
     """A `Publisher` that says `Accepted` once RabbitMQ has confirmed the message.
 
     A confirmed message is in every queue that it was routed to, on disk if the queue is durable. Each message
@@ -41,14 +36,8 @@ class RabbitPublisher:
     """
 
     def __init__(self, url: str, *, exchange: str = "", timeout: float | timedelta = 10) -> None:
-        self._new_core = partial(AsyncRabbitPublisher, url, exchange=exchange, timeout=timeout)
-        self._core = self._new_core()
-        self._thread: LoopThread | None = None
-        self._starting = threading.Lock()
-        self.timeout = self._core.timeout
-
-    def __repr__(self) -> str:
-        return repr(self._core).removeprefix("Async")
+        new = partial(AsyncRabbitPublisher, url, exchange=exchange, timeout=timeout)
+        super().__init__(new, "outbox rabbitmq")
 
     def check(self, lease: float) -> None:
         """Check that the settings keep the guarantee within a lease of this many seconds.
@@ -59,8 +48,7 @@ class RabbitPublisher:
             UnsafeBroker: `timeout` is not shorter than the lease, the exchange does not exist, or RabbitMQ
                 refuses the login; it names the setting, and no password.
         """
-        thread, core = self._running()
-        thread.run(core.check(lease))
+        super().check(lease)
 
     def send(self, batch: Sequence[Envelope]) -> Generator[tuple[int, Outcome]]:
         """Send a batch. The outcomes come as RabbitMQ answers, each with its message's place in the batch.
@@ -70,27 +58,4 @@ class RabbitPublisher:
         exchange, no queue bound to the topic, basic.nack, or publishers are blocked. `Unknown`: sent, but the
         connection broke or the time ran out before the confirm.
         """
-        thread, core = self._running()
-        yield from thread.iterate(core.send(batch))
-
-    def close(self) -> None:
-        """Close the connections; another `send` opens a new one."""
-        with self._starting:
-            self._leave_inherited()
-            thread, core = self._thread, self._core
-            self._thread, self._core = None, self._new_core()
-        if thread is not None:
-            thread.run(core.close())
-            thread.close()
-
-    def _running(self) -> tuple[LoopThread, AsyncRabbitPublisher]:
-        with self._starting:
-            self._leave_inherited()
-            if self._thread is None:
-                self._thread = LoopThread("outbox rabbitmq")
-            return self._thread, self._core
-
-    def _leave_inherited(self) -> None:
-        if self._thread is not None and self._thread.is_inherited:
-            _inherited.append((self._thread, self._core))
-            self._thread, self._core = None, self._new_core()
+        yield from super().send(batch)

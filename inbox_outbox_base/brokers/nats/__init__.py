@@ -1,0 +1,1 @@
+"""NATS JetStream: its address, its client, and what travels in a message."""

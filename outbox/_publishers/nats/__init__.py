@@ -1,0 +1,1 @@
+"""Publishers for NATS JetStream."""
