@@ -19,8 +19,9 @@ are refused downstream. In the end stock, orders and calls are counted.
 
 It runs without a broker: the relays pass the messages to the inboxes themselves. With --broker it also runs
 over a broker, in queues or topics whose names begin with "order-chain" and which are deleted afterwards. If
-the broker is given by its name (rabbitmq, kafka, redis, rocketmq, sqs), a server is started for the trial,
-and killed as well. With --broker webhook there is none: relays post to the processes that run the steps.
+the broker is given by its name (rabbitmq, kafka, nats, redis, rocketmq, sqs), a server is started for the
+trial, and killed as well. With --broker webhook there is none: relays post to the processes that run the
+steps.
 
     python -m examples.order_chain [--url URL] [--broker NAME_OR_URL]... [--orders N] [--kills N] [--seed N]
 """

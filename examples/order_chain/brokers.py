@@ -11,7 +11,8 @@ from tests.servers.server import Missing
 T = TypeVar("T")
 
 EXPECTED = (
-    "rabbitmq, kafka, redis, rocketmq, sqs, webhook, amqp://user:password@host/vhost or kafka://host:9092"
+    "rabbitmq, kafka, nats, redis, rocketmq, sqs, webhook, amqp://user:password@host/vhost or "
+    "kafka://host:9092"
 )
 
 
@@ -63,6 +64,18 @@ def _own_kafka() -> Iterator[Brokered]:
 
 
 @contextmanager
+def _own_nats() -> Iterator[Brokered]:
+    from examples.order_chain.nats import Nats  # needs the extra `nats`
+    from tests.servers import nats
+
+    server = nats.LocalNats(_installed(nats.program()))
+    try:
+        yield Brokered("NATS", Nats(server.url), server.restart)
+    finally:
+        server.stop()
+
+
+@contextmanager
 def _own_rocket() -> Iterator[Brokered]:
     from examples.order_chain.rocket import Rocket  # needs the extra `rocketmq`
     from tests.servers import rocketmq
@@ -100,6 +113,7 @@ def _own_redis() -> Iterator[Brokered]:
 
 _OWN = {
     "kafka": _own_kafka,
+    "nats": _own_nats,
     "rabbitmq": _own_rabbit,
     "redis": _own_redis,
     "rocketmq": _own_rocket,

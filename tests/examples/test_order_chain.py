@@ -19,6 +19,7 @@ from examples.order_chain import report, trial
 from examples.order_chain.crew import Heard
 from examples.order_chain.hooks import Hooks
 from examples.order_chain.kafka import Kafka
+from examples.order_chain.nats import Nats
 from examples.order_chain.plan import Plan
 from examples.order_chain.rabbit import Rabbit
 from examples.order_chain.redis_streams import RedisStreams
@@ -46,6 +47,7 @@ from tests.support.relay import order_chain_crash
 pytest_plugins = [
     "tests.support.brokers.rabbit_fixtures",
     "tests.support.brokers.kafka_fixtures",
+    "tests.support.brokers.nats_fixtures",
     "tests.support.brokers.rocketmq_fixtures",
     "tests.support.brokers.sqs_fixtures",
 ]
@@ -82,6 +84,7 @@ if __name__ == "__main__":
         "direct",
         "rabbitmq",
         pytest.param("kafka", marks=pytest.mark.long),
+        pytest.param("nats", marks=pytest.mark.long),
         pytest.param("redis", marks=pytest.mark.long),
         pytest.param("rocketmq", marks=pytest.mark.long),
         pytest.param("elasticmq", marks=pytest.mark.long),
@@ -97,6 +100,8 @@ def transport(request: pytest.FixtureRequest) -> Transport:
     server = request.getfixturevalue(f"private_{request.param}")
     if request.param == "kafka":
         return Brokered("Kafka", Kafka(server.address), server.restart)
+    if request.param == "nats":
+        return Brokered("NATS", Nats(server.url), server.restart)
     if request.param == "rocketmq":
         return Brokered("RocketMQ", Rocket(server.address, server.broker), server.restart)
     if request.param == "redis":

@@ -16,6 +16,7 @@ NEEDS = {
     "import outbox.redis_streams": ("redis", "redis"),
     "import inbox.rocketmq": ("rocketmq", "rocketmq"),
     "import outbox.rocketmq": ("rocketmq", "rocketmq"),
+    "import inbox.nats": ("nats", "nats"),
     "import outbox.nats": ("nats", "nats"),
     "import inbox.sqs": ("boto3", "sqs"),
     "import outbox.sqs": ("boto3", "sqs"),

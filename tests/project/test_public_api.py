@@ -27,6 +27,7 @@ NAMESPACES = (
     "inbox.migration",
     "inbox.otel",
     "inbox.probes",
+    "inbox.nats",
     "inbox.rabbitmq",
     "inbox.redis_streams",
     "inbox.rocketmq",
@@ -268,7 +269,7 @@ def test_every_option_is_in_the_signature() -> None:
         inbox,
         *(
             importlib.import_module(f"inbox.{each}")
-            for each in ("kafka", "rabbitmq", "redis_streams", "rocketmq", "sqs", "webhook")
+            for each in ("kafka", "nats", "rabbitmq", "redis_streams", "rocketmq", "sqs", "webhook")
         ),
     ]
     owners = [getattr(place, name) for place in places for name in place.__all__]

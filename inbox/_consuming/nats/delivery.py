@@ -15,7 +15,7 @@ from inbox_outbox_base.words.outgoing import IS_EVENT, PREFIX
 
 OURS = "Inbox"
 """The header of a dead letter, and of one that was moved back, as a JSON object."""
-REASON, ATTEMPT, SUBJECT = "reason", "attempt", "subject"
+REASON, ATTEMPT, STREAM, SUBJECT = "reason", "attempt", "stream", "subject"
 """In that object: why it is dead, in which attempt it died, and where it came from."""
 ID, CREATED = "id", "created"
 """In that object: what was known of a message that no outbox has sent."""

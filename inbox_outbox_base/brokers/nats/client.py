@@ -11,18 +11,18 @@ from typing import Any
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error, NoServersError
-from nats.js.errors import APIError
+from nats.js.errors import ServiceUnavailableError
 
 from .address import NatsAddress
 
 __all__ = [
     "FAILURES",
-    "APIError",
     "Client",
     "Msg",
     "NoRight",
     "close",
     "connect",
+    "has_no_jetstream",
     "is_login_refused",
     "text_of",
 ]
@@ -37,6 +37,8 @@ _SHORT_GOODBYE = 0.2
 _PING = 20
 """Seconds after which a server that says nothing is asked whether it is there; it has as long to answer."""
 _LOGIN = ("authorization", "authentication", "credentials", "expired", "revoked")
+_NO_JETSTREAM = (None, 10039, 10076)
+"""What the server says then: nothing, not enabled for the account, not enabled."""
 _log = logging.getLogger("inbox_outbox.nats")
 
 
@@ -162,6 +164,11 @@ def is_login_refused(error: Exception) -> bool:
     """Whether a server has refused the login."""
     text = str(error).lower()
     return isinstance(error, Error) and any(word in text for word in _LOGIN)
+
+
+def has_no_jetstream(error: Exception) -> bool:
+    """Whether the server has no JetStream, or not for this account; not if it is only starting."""
+    return isinstance(error, ServiceUnavailableError) and error.err_code in _NO_JETSTREAM
 
 
 def text_of(error: BaseException) -> str:

@@ -53,10 +53,9 @@ def size_of(headers: Mapping[str, str]) -> int:
 
 def reason_not_a_subject(topic: str) -> str | None:
     """Why nothing can be published with this topic as its subject; None if it can."""
-    tokens = topic.split(".")
-    if not all(tokens):
+    if not all(topic.split(".")):
         return "a subject has no empty part between dots"
-    if {"*", ">"} & {*tokens}:
+    if "*" in topic or ">" in topic:
         return "* and > stand for other subjects"
     if any(character.isspace() or not character.isprintable() for character in topic):
         return "a subject has neither blanks nor control characters"

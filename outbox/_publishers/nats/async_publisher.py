@@ -6,10 +6,17 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from datetime import timedelta
 
-from nats.js.errors import NoStreamResponseError, NotFoundError, ServiceUnavailableError
+from nats.js.errors import NotFoundError
 
 from inbox_outbox_base.brokers.nats import address
-from inbox_outbox_base.brokers.nats.client import FAILURES, Client, NoRight, is_login_refused, text_of
+from inbox_outbox_base.brokers.nats.client import (
+    FAILURES,
+    Client,
+    NoRight,
+    has_no_jetstream,
+    is_login_refused,
+    text_of,
+)
 from inbox_outbox_base.brokers.nats.message import reason_not_a_subject
 from inbox_outbox_base.checks import outbox_options
 from inbox_outbox_base.errors.outbox import InvalidOption, UnsafeBroker
@@ -67,6 +74,9 @@ class AsyncNatsPublisher:
             if is_login_refused(error):
                 said = f"url={str(self._address)!r}: NATS refuses the login: {text_of(error)}"
                 raise UnsafeBroker(said) from None
+            if has_no_jetstream(error):
+                said = f"url={str(self._address)!r}: JetStream is not enabled there: {text_of(error)}"
+                raise UnsafeBroker(said) from None
             # A relay starts even if the server is away.
             _log.warning("%r: not checked: %s", self, link.complaint or text_of(error))
         finally:
@@ -74,11 +84,7 @@ class AsyncNatsPublisher:
 
     async def _check_streams(self, client: Client) -> None:
         jetstream = client.jetstream(timeout=self.timeout * _SHARE_FOR_CONNECTING)
-        try:
-            await jetstream.account_info()
-        except (NoStreamResponseError, ServiceUnavailableError) as error:
-            said = f"url={str(self._address)!r}: JetStream is not enabled there: {text_of(error)}"
-            raise UnsafeBroker(said) from None
+        await jetstream.account_info()
         for topic in self._topics:
             try:
                 name = await jetstream.find_stream_name_by_subject(topic)

@@ -8,6 +8,7 @@ from uuid import uuid4
 
 from nats.errors import Error
 from nats.js.api import AckPolicy, ConsumerConfig, StreamConfig
+from nats.js.errors import NotFoundError
 
 from inbox import Delivery
 from inbox._consuming.described import object_from
@@ -56,6 +57,15 @@ class NatsStreams:
     def count(self, name: str) -> int:
         """How many messages a stream holds."""
         return int(self.run(lambda js: js.stream_info(name)).state.messages)
+
+    def left(self, name: str, durable: str) -> int:
+        """How many messages a durable consumer has not acknowledged, delivered or not; all of the stream's,
+        if there is no such consumer yet."""
+        try:
+            info = self.run(lambda js: js.consumer_info(name, durable))
+        except NotFoundError:
+            return self.count(name)
+        return int(info.num_pending + info.num_ack_pending)
 
     def put(self, subject: str, payload: bytes = b"x", headers: Mapping[str, str] | None = None) -> None:
         """Publish a message as it is."""
