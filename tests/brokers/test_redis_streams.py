@@ -13,7 +13,7 @@ import pytest
 from examples.embedded_postgres import free_port
 from inbox import Backoff, Delivery, Outcome, Verdict
 from inbox._consuming.redis_streams.delivery import delivery_of, said_in
-from inbox._consuming.redis_streams.link import StreamLink
+from inbox._consuming.redis_streams.link import GroupLink
 from inbox.errors import InvalidOption
 from inbox.redis_streams import AsyncRedisStreamsConsumer, RedisStreamsConsumer, Redriven, redrive
 from inbox_outbox_base.brokers.redis_streams import address
@@ -256,7 +256,7 @@ def test_one_that_was_overtaken_changes_nothing(streams: Streams) -> None:
     (entry,) = streams.put(stream, {"payload": "1"})
 
     async def scenario() -> list[bool]:
-        link = StreamLink(address.parse(streams.url), stream, GROUP, "old", 1)
+        link = GroupLink(address.parse(streams.url), stream, GROUP, "old", 1)
         await link.open(declare=False)
         await link.new(1)
         streams.client.xclaim(stream, GROUP, "new", 0, [entry])

@@ -22,7 +22,7 @@ from inbox_outbox_base.words.incoming import Delivery
 
 from . import options
 from .dead_letters import dead_letter as letter_of
-from .link import Received, StreamLink
+from .link import GroupLink, Received
 from .message import PendingEntry
 
 _TAKE_EVERY = 0.5
@@ -71,7 +71,7 @@ class AsyncRedisStreamsConsumer(LeaseConsumer[PendingEntry]):
         )
         self._declare = flag("declare", declare)
         self._trims = flag("trim", trim)
-        self._link = StreamLink(place, stream, group, f"inbox-{uuid4().hex}", lease)
+        self._link = GroupLink(place, stream, group, f"inbox-{uuid4().hex}", lease)
         self._taken_at = 0.0
         self._reception = Reception(
             self._ask,

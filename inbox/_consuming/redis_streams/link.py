@@ -29,7 +29,7 @@ class Received(NamedTuple):
     deliveries: int
 
 
-class StreamLink:
+class GroupLink:
     """The client, and a stream's group. A link is for one event loop.
 
     Args:

@@ -7,7 +7,7 @@ from inbox._consuming.leased.message import LeasedMessage, NoLongerHeld
 from inbox_outbox_base.brokers.redis_streams.client import FAILURES, text_of
 
 from .delivery import delivery_of
-from .link import Received, StreamLink
+from .link import GroupLink, Received
 
 
 class PendingEntry(LeasedMessage):
@@ -18,7 +18,7 @@ class PendingEntry(LeasedMessage):
     failures_of_client = FAILURES
 
     def __init__(
-        self, link: StreamLink, received: Received, lease: int, free: Callable[["PendingEntry"], None]
+        self, link: GroupLink, received: Received, lease: int, free: Callable[["PendingEntry"], None]
     ) -> None:
         delivery = delivery_of(link.stream, received.entry, received.fields, received.deliveries)
         super().__init__(delivery, received.deliveries, lease, free)
