@@ -65,7 +65,7 @@ def redrive(
         if is_login_refused(error):
             raise InvalidOption(f"url: Redis refuses the login: {text_of(error)}") from None
         moved = f"{choice.moved} messages were moved before"
-        raise ConnectionError(f"{place}: {text_of(error)}; {moved}") from error
+        raise ConnectionError(f"{place}: {text_of(error)}; {moved}") from None  # it may hold the login
     finally:
         client.close()
     return choice.result()

@@ -21,9 +21,9 @@ with brought_by("redis"):
     from .sending import RedisSending
 
 _log = logging.getLogger("outbox.redis_streams")
-_SHARE_FOR_AN_ANSWER = 0.2
-"""The part of the time limit in which a connection is made, and in which an answer comes."""
-_SHARE_FOR_STARTING = 0.55
+_SHARE_OF_A_STEP = 0.2
+"""The part of the time limit in which a connection is made; a transaction has three."""
+_SHARE_FOR_STARTING = 0.35
 """The part of the time limit in which transactions begin."""
 _LARGEST = 16_000_000
 _SETTINGS = ("appendonly", "appendfsync", "maxmemory", "maxmemory-policy")
@@ -74,7 +74,7 @@ class RedisStreamsPublisher:
         self._largest = options.count("largest", largest, error=InvalidOption)
         self._durable = outbox_options.flag("durable", durable)
         self.timeout = outbox_options.seconds("timeout", timeout, positive=True)
-        self._client: Any = new_client(self._address, self.timeout * _SHARE_FOR_AN_ANSWER)
+        self._client: Any = new_client(self._address, self.timeout * _SHARE_OF_A_STEP)
         self._sendings: set[RedisSending] = set()
 
     def __repr__(self) -> str:
@@ -110,9 +110,9 @@ class RedisStreamsPublisher:
             self._check_settings(found)
 
     def _check_streams(self) -> None:
-        for topic in self._topics or ("outbox",):
+        for topic in self._topics:
             kind = self._client.type(topic).decode()
-            if self._topics and kind != "stream":
+            if kind != "stream":
                 why = "there is no such stream" if kind == "none" else f"it is a {kind}, not a stream"
                 raise UnsafeBroker(f"topics={topic!r}: {why}")
 

@@ -19,7 +19,7 @@ from inbox_outbox_base.words.outgoing import (
 )
 
 _MOST_ENTRIES = 500
-_MOST_BYTES = 4_000_000
+_MOST_BYTES = 1_000_000
 """How much one transaction of Redis has; other clients wait for it."""
 
 Part = list[tuple[int, dict[Any, Any]]]
@@ -89,9 +89,14 @@ class RedisSending:
             pool.release(pool.get_connection())
         except FAILURES as error:
             return [Unavailable(f"not sent: {text_of(error)}")] * len(entries)
+        if (late := self._reason_not_to_begin()) is not None:
+            return [late] * len(entries)
         try:
             return list(map(_outcome_of, self._added(entries)))
-        except redis.ResponseError as error:  # it has refused the transaction as a whole
+        except (redis.ResponseError, redis.BusyLoadingError) as error:
+            # It has refused the transaction as a whole. If it was demoted, a new connection may lead to the
+            # new primary.
+            pool.disconnect(inuse_connections=False)
             return [Unavailable(text_of(error))] * len(entries)
         except FAILURES as error:
             return [Unknown(f"no answer: {text_of(error)}")] * len(entries)
