@@ -12,6 +12,7 @@ import pytest
 
 from examples.embedded_postgres import free_port
 from inbox import Backoff, Delivery, Outcome, Verdict
+from inbox._consuming.redis_streams import scripts
 from inbox._consuming.redis_streams.delivery import delivery_of, said_in
 from inbox._consuming.redis_streams.link import GroupLink
 from inbox.errors import InvalidOption
@@ -255,7 +256,7 @@ def test_one_that_was_overtaken_changes_nothing(streams: Streams) -> None:
     stream = streams.new()
     (entry,) = streams.put(stream, {"payload": "1"})
 
-    async def scenario() -> list[bool]:
+    async def scenario() -> list[bytes]:
         link = GroupLink(address.parse(streams.url), stream, GROUP, "old", 1)
         await link.open(declare=False)
         await link.new(1)
@@ -269,7 +270,7 @@ def test_one_that_was_overtaken_changes_nothing(streams: Streams) -> None:
         finally:
             await link.close()
 
-    assert asyncio.run(scenario()) == [False, False, False]
+    assert asyncio.run(scenario()) == [scripts.LOST] * 3
     assert streams.pending(stream) == [("new", 2)]
 
 

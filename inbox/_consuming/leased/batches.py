@@ -14,27 +14,20 @@ class RequestBatches(Generic[A]):
     Args:
         call: makes a request about some messages, and returns an answer for each.
         most: how many messages a request may have.
-        failures: errors of the broker's client; each message of the request gets the error.
     """
 
     def __init__(
         self,
         call: Callable[[list[Any]], Awaitable[Sequence[A]]],
         most: int,
-        failures: tuple[type[Exception], ...],
     ) -> None:
         self._call = call
         self._most = most
-        self._failures = failures
         self._waiting: deque[tuple[Any, asyncio.Future[A]]] = deque()
         self._work: asyncio.Task[None] | None = None
 
     async def add(self, entry: Any) -> A:
-        """The answer about this message.
-
-        Raises:
-            Exception: one of `failures`.
-        """
+        """The answer about this message. Raises as `call`."""
         answer: asyncio.Future[A] = asyncio.get_running_loop().create_future()
         self._waiting.append((entry, answer))
         if self._work is None or self._work.done():
@@ -46,7 +39,7 @@ class RequestBatches(Generic[A]):
             some = [self._waiting.popleft() for _ in range(min(self._most, len(self._waiting)))]
             try:
                 answers = await self._call([entry for entry, _ in some])
-            except self._failures as error:
+            except Exception as error:  # noqa: BLE001 - `add` raises it
                 for _, answer in some:
                     if not answer.done():
                         answer.set_exception(error)

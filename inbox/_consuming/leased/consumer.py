@@ -309,7 +309,8 @@ class LeaseConsumer(ABC, Generic[M]):
                     await self._send_dead_letter(message, decision)
             except FAILURES as error:  # it may pass, and the message is safe
                 failure = as_failure(error)
-                self._log.warning("%s: not stored as a dead letter: %r", message.delivery.place, failure)
+                said = message.said_by(failure)
+                self._log.warning("%s: not stored as a dead letter: %s", message.delivery.place, said)
                 failures += 1
                 await self._keep(message, self.listener.backoff.delay(failures))
             else:

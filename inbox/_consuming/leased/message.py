@@ -72,6 +72,10 @@ class LeasedMessage(ABC):
     def _text_of(self, error: Exception) -> str:
         """The client's error, for people."""
 
+    def said_by(self, error: Exception) -> str:
+        """An error, for people."""
+        return self._text_of(error) if isinstance(error, self.failures_of_client) else repr(error)
+
     @property
     def is_due(self) -> bool:
         """Whether to renew its time now. Not while it is being settled: that can take long, and other
@@ -108,7 +112,7 @@ class LeasedMessage(ABC):
                     "%s: no longer this consumer's: %s", self.delivery.place, lost or "time is over"
                 )
 
-    async def _settle(self, ask: Callable[[], Awaitable[None]]) -> None:
+    async def _settle(self, ask: Callable[[], Awaitable[object]]) -> None:
         """Ask until the broker has answered, or the message's time is over. `ask` raises `NoLongerHeld` if
         another consumer may have it."""
         async with self._lock:
@@ -118,7 +122,7 @@ class LeasedMessage(ABC):
             finally:
                 self._close()
 
-    async def _is_told(self, ask: Callable[[], Awaitable[None]]) -> bool:
+    async def _is_told(self, ask: Callable[[], Awaitable[object]]) -> bool:
         try:
             await ask()
         except NoLongerHeld as error:

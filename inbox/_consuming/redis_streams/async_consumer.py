@@ -110,6 +110,7 @@ class AsyncRedisStreamsConsumer(LeaseConsumer[PendingEntry]):
                 for each in await self._received_from(most)
             ]
         except redis.ResponseError as error:
+            await self._link.reconnect()
             if self._declare and _is_missing(error):
                 self._log.error("%s: the group is gone, and is made again from the first entry", self._name)
                 await self._link.make_group()
@@ -126,7 +127,12 @@ class AsyncRedisStreamsConsumer(LeaseConsumer[PendingEntry]):
             if found:
                 return found
             self._taken_at = now
-        return await self._link.new(most)
+        new = await self._link.new(most)
+        again = {each.entry for each in new}
+        for message in self._reception.held:
+            if message.entry in again:
+                message.forget()
+        return new
 
     async def _refresh(self) -> None:
         if self._trims:

@@ -1,12 +1,13 @@
 """A consumer's requests to Redis."""
 
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import redis
 
 from inbox._consuming.leased.batches import RequestBatches
 from inbox_outbox_base.brokers.redis_streams.address import RedisAddress
-from inbox_outbox_base.brokers.redis_streams.client import FAILURES, new_async_client
+from inbox_outbox_base.brokers.redis_streams.client import new_async_client
 
 from . import scripts
 
@@ -42,9 +43,10 @@ class GroupLink:
         self._group = group
         self._consumer = consumer
         self._lease = lease * 1_000
-        self._keys = [stream, f"{stream}:{group}:inbox-later"]
+        # Without the colons of the group's name: another stream and group could have the same key.
+        self._keys = [stream, f"{stream}:{quote(group, safe='')}:inbox-later"]
         self._client: Any = None
-        self._telling: RequestBatches[int] = RequestBatches(self._told, _MOST, FAILURES)
+        self._telling: RequestBatches[bytes] = RequestBatches(self._told, _MOST)
 
     async def open(self, *, declare: bool) -> None:
         """Make the client, and look for the group; make it if that is wanted, from the stream's first entry.
@@ -90,18 +92,18 @@ class GroupLink:
         entries = answer[0][1] if answer else []
         return [Received(entry.decode(), fields, 1) for entry, fields in entries]
 
-    async def renew(self, entry: str) -> bool:
-        """Keep an entry for another lease; whether this consumer still has it. Raises as `open`."""
-        return bool(await self._telling.add(("renew", entry, 0, 0)))
+    async def renew(self, entry: str) -> bytes:
+        """Keep an entry for another lease; one of the answers of `scripts.SETTLE`. Raises as `open`."""
+        return await self._telling.add(("renew", entry, 0, 0))
 
-    async def acknowledge(self, entry: str) -> bool:
+    async def acknowledge(self, entry: str) -> bytes:
         """The entry is done. Returns and raises as `renew`."""
-        return bool(await self._telling.add(("done", entry, 0, 0)))
+        return await self._telling.add(("done", entry, 0, 0))
 
-    async def wait(self, entry: str, seconds: float, deliveries: int) -> bool:
+    async def wait(self, entry: str, seconds: float, deliveries: int) -> bytes:
         """Let the group have the entry again after so many seconds, and as if it had been delivered so often.
         Returns and raises as `renew`."""
-        return bool(await self._telling.add(("wait", entry, int(seconds * 1_000), deliveries)))
+        return await self._telling.add(("wait", entry, int(seconds * 1_000), deliveries))
 
     async def add(self, stream: str, fields: dict[Any, Any]) -> None:
         """Add an entry to a stream, which need not exist. Raises as `open`."""
@@ -111,6 +113,11 @@ class GroupLink:
         """Delete what all groups of the stream have acknowledged; how many entries. Raises as `open`."""
         return int(await self._trim(self._keys[:1]))
 
+    async def reconnect(self) -> None:
+        """Close the connections that are not in use: a server that was demoted has a successor, to which new
+        ones may lead."""
+        await self._client.connection_pool.disconnect(inuse_connections=False)
+
     async def close(self) -> None:
         """Close the connections."""
         client, self._client = self._client, None
@@ -118,9 +125,9 @@ class GroupLink:
             await client.aclose()
             await client.connection_pool.disconnect()
 
-    async def _told(self, about: list[tuple[str, str, int, int]]) -> list[int]:
+    async def _told(self, about: list[tuple[str, str, int, int]]) -> list[bytes]:
         flat = [each for one in about for each in one]
-        answers: list[int] = await self._settle(
+        answers: list[bytes] = await self._settle(
             self._keys, [self._group, self._consumer, scripts.LATER, *flat]
         )
         return answers

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from inbox._consuming.leased.message import LeasedMessage, NoLongerHeld
 from inbox_outbox_base.brokers.redis_streams.client import FAILURES, text_of
 
+from . import scripts
 from .delivery import delivery_of
 from .link import GroupLink, Received
 
@@ -28,25 +29,35 @@ class PendingEntry(LeasedMessage):
 
     async def acknowledge(self) -> None:
         """The message is done. It is delivered again if the acknowledgement does not arrive in time."""
-        await self._settle(lambda: _held(self._link.acknowledge(self.entry)))
+        await self._settle(lambda: self._check(self._link.acknowledge(self.entry)))
 
     async def give_back(self, seconds: float = 0) -> None:
         """Let the group have it again after this many seconds; the delivery does not count."""
-        deliveries = self.delivery.attempt - 1
-        await self._settle(lambda: _held(self._link.wait(self.entry, seconds, deliveries)))
+        await self._wait(seconds, self.failures)
 
     async def retry(self, seconds: float) -> None:
         """Let the group have it again after this many seconds; its handler has run."""
-        deliveries = self.delivery.attempt
-        await self._settle(lambda: _held(self._link.wait(self.entry, seconds, deliveries)))
+        await self._wait(seconds, self.failures + 1)
+
+    def forget(self) -> None:
+        """The stream was deleted and made again, with another entry in this place."""
+        self.log.warning("%s: its stream was deleted", self.delivery.place)
+        self._close()
+
+    async def _wait(self, seconds: float, deliveries: int) -> None:
+        await self._settle(lambda: self._check(self._link.wait(self.entry, seconds, deliveries)))
 
     async def _renew(self) -> None:
-        await _held(self._link.renew(self.entry))
+        if await self._check(self._link.renew(self.entry)) == scripts.GONE:
+            raise NoLongerHeld("its entry is gone")
+
+    async def _check(self, asked: Awaitable[bytes]) -> bytes:
+        answer = await asked
+        if answer == scripts.LOST:
+            raise NoLongerHeld("another consumer has taken it, or it is acknowledged")
+        if answer == scripts.GONE:
+            self.log.error("%s: somebody has deleted it, so it does not run again", self.delivery.place)
+        return answer
 
     def _text_of(self, error: Exception) -> str:
         return text_of(error)
-
-
-async def _held(asked: Awaitable[bool]) -> None:
-    if not await asked:
-        raise NoLongerHeld("another consumer has taken it, or it is acknowledged")

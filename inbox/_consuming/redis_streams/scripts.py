@@ -3,6 +3,8 @@ acknowledged.
 
 A message that waits for its next attempt belongs to the consumer `LATER`, and is in a sorted set by the time
 when it is due. Should it be missing there, it is taken after a day.
+
+A script that has claimed an entry may go on although the server is full.
 """
 
 LATER = "inbox-later"
@@ -16,9 +18,9 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local found, gone = {}, {}
 
-local function take(id)
+local function take(id, from)
     local pending = redis.call('XPENDING', stream, group, id, id, 1)
-    if #pending == 0 then return end
+    if #pending == 0 or pending[1][2] ~= from then return end
     local entry = redis.call('XCLAIM', stream, group, me, 0, id)[1]
     if entry then
         table.insert(found, {id, entry[2], pending[1][4] + 1})
@@ -30,18 +32,19 @@ end
 
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', due, '-inf', now, 'LIMIT', 0, room)) do
     redis.call('ZREM', due, id)
-    take(id)
+    take(id, later)
 end
 for _, about in ipairs(redis.call('XINFO', 'CONSUMERS', stream, group)) do
     local of = {}
     for place = 1, #about, 2 do of[about[place]] = about[place + 1] end
-    if of.pending > 0 and #found < room then
-        local idle = of.name == later and DAY or lease
-        for _, each in ipairs(
-            redis.call('XPENDING', stream, group, 'IDLE', idle, '-', '+', room - #found, of.name)
-        ) do
-            redis.call('ZREM', due, each[1])
-            take(each[1])
+    local waits = of.name == later
+    if waits and of.pending <= redis.call('ZCARD', due) then
+        -- All are in the sorted set, and there can be very many.
+    elseif of.pending > 0 and #found < room then
+        for _, each in ipairs(redis.call(
+            'XPENDING', stream, group, 'IDLE', waits and DAY or lease, '-', '+', room - #found, of.name
+        )) do
+            if not (waits and redis.call('ZSCORE', due, each[1])) then take(each[1], of.name) end
         end
     elseif of.pending == 0 and of.name ~= me and of.name ~= later and of.idle > DAY then
         redis.call('XGROUP', 'DELCONSUMER', stream, group, of.name)
@@ -63,22 +66,25 @@ for place = 4, #ARGV, 4 do
     local what, id, delay, count = unpack(ARGV, place, place + 3)
     local pending = redis.call('XPENDING', stream, group, id, id, 1)[1]
     local is_ours = pending and pending[2] == me
-    if is_ours and what == 'renew' then
-        redis.call('XCLAIM', stream, group, me, 0, id, 'JUSTID')
-    elseif is_ours and what == 'done' then
+    local answer = is_ours and 'held' or 'lost'
+    if is_ours and what == 'done' then
         redis.call('XACK', stream, group, id)
-    elseif is_ours then
+    elseif is_ours and #redis.call('XCLAIM', stream, group, me, 0, id, 'JUSTID') == 0 then
+        answer = 'gone'
+    elseif is_ours and what == 'wait' then
         redis.call('ZADD', due, now + delay, id)
         redis.call('XCLAIM', stream, group, later, 0, id, 'RETRYCOUNT', count, 'JUSTID')
     end
-    table.insert(answers, is_ours and 1 or 0)
+    table.insert(answers, answer)
 end
 return answers
 """
 """KEYS: the stream, the sorted set. ARGV: group, consumer, `LATER`; then for each entry what to do, its id,
 and two numbers. To renew its time; to acknowledge it (`done`); or to let it wait (`wait`): for so many
-milliseconds, with this number of deliveries. Returns for each entry 0, and does nothing, if it is another
-consumer's or nobody's."""
+milliseconds, with this number of deliveries. Returns for each entry `held`; `lost`, and does nothing, if it
+is another consumer's or nobody's; or `gone` if somebody has deleted it: then it is nobody's any more."""
+HELD, LOST, GONE = b"held", b"lost", b"gone"
+"""Its answers."""
 
 TRIM = """
 local function before(a, b)

@@ -8,7 +8,7 @@ from typing import Any
 from inbox._consuming.leased.batches import RequestBatches
 from inbox._listening.thread_pool import in_thread
 from inbox_outbox_base.brokers.sqs.address import SQSAddress
-from inbox_outbox_base.brokers.sqs.client import FAILURES, new_client, plain
+from inbox_outbox_base.brokers.sqs.client import new_client, plain
 from inbox_outbox_base.brokers.sqs.queue import Queue, find
 
 from .options import MOST
@@ -30,8 +30,8 @@ class QueueLink:
         self.name = name
         """The name of the queue."""
         self._client: Any = None
-        self._deleting = RequestBatches(partial(_codes, in_thread(self._delete)), MOST, FAILURES)
-        self._hiding = RequestBatches(partial(_codes, in_thread(self._hide)), MOST, FAILURES)
+        self._deleting = RequestBatches(partial(_codes, in_thread(self._delete)), MOST)
+        self._hiding = RequestBatches(partial(_codes, in_thread(self._hide)), MOST)
 
     async def open(self) -> Queue:
         """Make the client, and find the queue.
