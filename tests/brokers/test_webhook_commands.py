@@ -22,7 +22,7 @@ PAGE = ROOT / "docs" / "webhooks.md"
 NETWORK = ["--allow-network", "127.0.0.0/8"]
 
 
-@pytest.mark.parametrize("is_file", [True, False])
+@pytest.mark.parametrize("is_file", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_drain(is_file: bool, postgres: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An address of HTTP is an endpoint; its secret is in a file or in the environment."""
     seen: list[Delivery] = []

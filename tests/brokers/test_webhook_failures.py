@@ -46,7 +46,7 @@ def all_arrive(engine: Engine) -> None:
     assert count(engine, TABLES.dead) == 0
 
 
-@pytest.mark.parametrize("forward", [True, False])
+@pytest.mark.parametrize("forward", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_an_answer_that_is_lost(postgres: Database, forward: bool) -> None:
     """The connection breaks with a request, which the receiver has got or not: it is sent again."""
     engine = accounts.make(postgres.engine(), NAMES)
@@ -59,7 +59,7 @@ def test_an_answer_that_is_lost(postgres: Database, forward: bool) -> None:
             assert proxy.was_cut.is_set()
 
 
-@pytest.mark.parametrize("books", [once, by_status])
+@pytest.mark.parametrize("books", [once, pytest.param(by_status, marks=pytest.mark.long)])
 def test_a_handler_that_takes_longer_than_a_send(postgres: Database, books: Any) -> None:
     """The request is given up and sent again while its handler runs; that effect is the only one."""
     runs = []

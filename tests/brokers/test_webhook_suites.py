@@ -61,6 +61,11 @@ class TestWebhookPublisher(OnLocalServer, PublisherSuite):
         return self.kind(endpoint, allow=["127.0.0.0/8"], timeout=TIMEOUT)
 
     @pytest.mark.long
+    def test_a_killed_server(self) -> None:
+        """Long, because the server starts three times."""
+        super().test_a_killed_server()
+
+    @pytest.mark.long
     def test_a_frozen_server(self) -> None:
         """Long, because each of four sends takes its time limit."""
         super().test_a_frozen_server()

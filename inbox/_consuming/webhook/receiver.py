@@ -182,7 +182,7 @@ class WebhookReceiver:
         try:
             (decision,) = await self.listener.decide([message], self._handler)
         except Exception:  # noqa: BLE001 - no message is to blame, and the sender has to know
-            _log.exception("message %s cannot be handled", message.id)
+            _log.exception("message %r cannot be handled", message.id)
             return 503, "it cannot be handled", _later(_SOON)
         finally:
             self._held -= 1
