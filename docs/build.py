@@ -32,7 +32,7 @@ MODULES = {
     "outbox": ["outbox", "outbox.errors", "outbox.schema"],
     "brokers": [
         f"{half}.{name}"
-        for name in ("kafka", "rabbitmq", "redis_streams", "rocketmq", "sqs", "webhook")
+        for name in ("kafka", "nats", "rabbitmq", "redis_streams", "rocketmq", "sqs", "webhook")
         for half in ("inbox", "outbox")
     ],
     "frameworks": ["inbox.celery", "inbox.django", "inbox.faststream"],

@@ -1,12 +1,14 @@
-"""`inbox-outbox outbox drain` with a real NATS."""
+"""`inbox-outbox outbox drain` with a real NATS, and the code of the page about it."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from tests.support.brokers.nats_streams import NatsStreams
 from tests.support.cli import inbox_outbox
 from tests.support.database import Database
+from tests.support.documented_code import name, pages_that_need, run_on_broker
 from tests.support.outbox_publishers import TABLES, count, publish
 
 pytest_plugins = ["tests.support.brokers.nats_fixtures"]
@@ -41,3 +43,14 @@ def test_wrong_arguments(postgres: Database, arguments: list[str], why: str) -> 
     assert why in done.stderr
     assert "s3cr3t" not in done.stdout + done.stderr
     assert count(postgres.engine(), TABLES.message) == 1
+
+
+@pytest.mark.parametrize("page", pages_that_need("nats"), ids=name)
+def test_the_code_of_a_page_runs(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nats: NatsStreams
+) -> None:
+    """One code block of the page publishes messages, the next one sends them, and the last one consumes
+    them."""
+    for stream in ("orders", "orders-dead"):
+        nats.new(stream)
+    run_on_broker(page, tmp_path, monkeypatch, "nats", {"nats://nats.example.com:4222": nats.url})

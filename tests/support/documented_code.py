@@ -1,10 +1,10 @@
 """The Python blocks of README.md and docs/, and the names that a reader is expected to have.
 
 The blocks of a page run one after another, in one namespace. A comment before a block says that it `needs
-kafka`, `rabbitmq`, `redis`, `rocketmq`, `spark`, `sqs` or `webhook`: then it runs with the address of a real
-one in place of the page's. What `needs frameworks` runs only where they are installed, in tests/frameworks.
-Or the comment says `not run: reason`: then only the block's imports run. If a `text` block follows, it is the
-expected output.
+kafka`, `nats`, `rabbitmq`, `redis`, `rocketmq`, `spark`, `sqs` or `webhook`: then it runs with the address of
+a real one in place of the page's. What `needs frameworks` runs only where they are installed, in
+tests/frameworks. Or the comment says `not run: reason`: then only the block's imports run. If a `text` block
+follows, it is the expected output.
 """
 
 import ast
@@ -34,7 +34,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^ *(```|~~~) *py", re.MULTILINE)
 BLOCK = re.compile(
     r"(?:^<!-- (?:not run: (?P<reason>[^\n]+)"
-    r"|needs (?P<service>frameworks|kafka|rabbitmq|redis|rocketmq|spark|sqs|webhook)) -->\n)?"
+    r"|needs (?P<service>frameworks|kafka|nats|rabbitmq|redis|rocketmq|spark|sqs|webhook)) -->\n)?"
     r"^```python\n(?P<code>.*?)^```$"
     r"(?:\n+^```text\n(?P<output>.*?)^```$)?",
     re.MULTILINE | re.DOTALL,
