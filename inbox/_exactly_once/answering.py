@@ -11,7 +11,8 @@ from inbox_outbox_base.monitoring.events import OF_VERDICT, EventKind, digests_o
 from inbox_outbox_base.tables.inbox import Tables
 from inbox_outbox_base.words.incoming import Verdict
 
-from .accept import Messages, Terms, accept, accept_many, ours
+from .accept import Terms, accept, ours
+from .accept_many import Messages, accept_many
 from .announcing import announce
 
 _KINDS = OF_VERDICT | {Verdict.NEW: EventKind.TAKEN}

@@ -38,7 +38,8 @@ from inbox_outbox_base.transactions.durability import engine_behind
 from inbox_outbox_base.transactions.session import BindArguments
 from inbox_outbox_base.words.incoming import Verdict
 
-from .accept import Messages, Terms, new_attempt
+from .accept import Terms, new_attempt
+from .accept_many import Messages
 from .transaction import Transaction
 
 ATTEMPTS = 12

@@ -231,7 +231,7 @@ def test_old_is_by_the_databases_clock(migrated: Database, monkeypatch: pytest.M
 
     message_time = datetime.now(UTC) - timedelta(hours=3, minutes=1)
     inbox = Inbox("billing", retention=Retention(broker=timedelta(hours=2), network=timedelta(hours=1)))
-    monkeypatch.setattr("inbox._exactly_once.accept.datetime", Behind)
+    monkeypatch.setattr("inbox_outbox_base.checks.retention.datetime", Behind)
     with migrated.engine().begin() as connection:
         assert inbox.accept(connection, "a", message_time=message_time) is Verdict.TOO_OLD
 

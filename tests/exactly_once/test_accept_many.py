@@ -10,7 +10,7 @@ from sqlalchemy import Engine, event, select
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from inbox import AsyncInbox, Inbox, Verdict
-from inbox._exactly_once import accept
+from inbox._exactly_once import accept, accept_many
 from inbox.errors import InvalidKey, InvalidOption
 from inbox.schema import tables
 from tests.support.database import Database
@@ -157,14 +157,14 @@ def test_an_invalid_batch_is_refused(postgres: Database) -> None:
 def test_a_batch_that_waits_for_long(migrated: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then it is judged again which messages are too old: another delivery's row may have been purged."""
     engine, judged = migrated.engine(), list[int]()
-    judge = accept._too_old
+    judge = accept.too_old
 
     def later(*given: Any) -> set[int]:
         judged.append(1)
         return judge(*given) if len(judged) > 1 else set()
 
-    monkeypatch.setattr(accept, "_too_old", later)
-    monkeypatch.setattr(accept, "_YOUNG", -1.0)
+    monkeypatch.setattr(accept_many, "too_old", later)
+    monkeypatch.setattr(accept_many, "_YOUNG", -1.0)
     times = [OLD, RECENT, OLD, RECENT]
     with engine.begin() as connection:
         verdicts = INBOX.accept_many(connection, ["a", "b", "c", "c"], message_times=times)
