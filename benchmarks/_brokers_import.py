@@ -12,6 +12,7 @@ _ALONE = "inbox, outbox"
 _IMPORTS = {
     "no adapter": _ALONE,
     "Kafka": f"{_ALONE}, inbox.kafka, outbox.kafka",
+    "NATS": f"{_ALONE}, inbox.nats, outbox.nats",
     "RabbitMQ": f"{_ALONE}, inbox.rabbitmq, outbox.rabbitmq",
     "Redis Streams": f"{_ALONE}, inbox.redis_streams, outbox.redis_streams",
     "RocketMQ": f"{_ALONE}, inbox.rocketmq, outbox.rocketmq",

@@ -12,6 +12,7 @@ from contextlib import closing
 
 from tests import servers
 from tests.support.brokers.kafka_topics import Topics as KafkaTopics
+from tests.support.brokers.nats_streams import NatsStreams
 from tests.support.brokers.rabbit_queues import Queues
 from tests.support.brokers.redis_groups import Streams
 from tests.support.brokers.rocketmq_topics import Topics as RocketTopics
@@ -22,6 +23,7 @@ from ._brokers_consume import consume
 from ._brokers_import import importing
 from ._brokers_kafka import Kafka
 from ._brokers_lab import started
+from ._brokers_nats import Stored, publish_to_nats
 from ._brokers_publish import publish
 from ._brokers_rabbitmq import Rabbit
 from ._brokers_redis import Streaming, publish_to_redis
@@ -38,6 +40,20 @@ def _kafka(lab: Lab) -> Report:
         closing(Kafka(topics)) as kafka,
     ):
         return consume(lab, "Kafka", kafka)
+
+
+def _nats(lab: Lab) -> Report:
+    with (
+        started(servers.find_nats) as found,
+        NatsStreams(found.url) as streams,
+        closing(Stored(streams)) as stored,
+    ):
+        return consume(lab, "NATS", stored)
+
+
+def _nats_publisher(lab: Lab) -> Report:
+    with started(servers.find_nats) as found, NatsStreams(found.url) as streams:
+        return publish_to_nats(lab, streams)
 
 
 def _rabbitmq(lab: Lab) -> Report:
@@ -93,11 +109,13 @@ def _publisher(lab: Lab) -> Report:
 
 BENCHMARKS: _command.Benchmarks[Lab] = {
     "kafka": _kafka,
+    "nats": _nats,
     "rabbitmq": _rabbitmq,
     "redis": _redis,
     "rocketmq": _rocketmq,
     "sqs": _sqs,
     "publisher": _publisher,
+    "nats_publisher": _nats_publisher,
     "redis_publisher": _redis_publisher,
     "sqs_publisher": _sqs_publisher,
     "import": importing,

@@ -17,6 +17,8 @@ from tests.support.spark import cluster as spark_cluster
 
 BROKERS = {
     "kafka": "kafka",
+    "nats": "nats",
+    "nats_publisher": "nats",
     "rabbitmq": "rabbitmq",
     "redis": "redis",
     "redis_publisher": "redis",
