@@ -17,6 +17,7 @@ _IMPORTS = {
     "Redis Streams": f"{_ALONE}, inbox.redis_streams, outbox.redis_streams",
     "RocketMQ": f"{_ALONE}, inbox.rocketmq, outbox.rocketmq",
     "SQS": f"{_ALONE}, inbox.sqs, outbox.sqs",
+    "webhooks": f"{_ALONE}, inbox.webhook, outbox.webhook",
 }
 _PROGRAM = """
 import {modules}

@@ -29,6 +29,7 @@ from ._brokers_rabbitmq import Rabbit
 from ._brokers_redis import Streaming, publish_to_redis
 from ._brokers_rocketmq import Rocket
 from ._brokers_sqs import Queueing, publish_to_sqs
+from ._brokers_webhook import Hooking, publish_to_webhook
 from ._lab import Lab
 from ._measure import Report
 
@@ -102,6 +103,10 @@ def _redis_publisher(lab: Lab) -> Report:
         return publish_to_redis(lab, streams)
 
 
+def _webhook(lab: Lab) -> Report:
+    return consume(lab, "webhooks", Hooking())
+
+
 def _publisher(lab: Lab) -> Report:
     with started(servers.find_rocket) as found, RocketTopics(found.address, found.broker) as topics:
         return publish(lab, topics)
@@ -114,10 +119,12 @@ BENCHMARKS: _command.Benchmarks[Lab] = {
     "redis": _redis,
     "rocketmq": _rocketmq,
     "sqs": _sqs,
+    "webhook": _webhook,
     "publisher": _publisher,
     "nats_publisher": _nats_publisher,
     "redis_publisher": _redis_publisher,
     "sqs_publisher": _sqs_publisher,
+    "webhook_publisher": publish_to_webhook,
     "import": importing,
 }
 
