@@ -425,6 +425,18 @@ def test_refused_by_name(migrated: Database) -> None:
                 f"DROP {kind} {name}{' ON inbox_message' if kind == 'TRIGGER' else ''}"
             )
     assert "inbox_message_default" not in inspect(engine).get_table_names()
+    for by in ("HASH (key)", "RANGE (consumer, key)"):
+        with engine.begin() as connection:
+            connection.exec_driver_sql(
+                f"CREATE TABLE another (LIKE inbox_message INCLUDING ALL) PARTITION BY {by}"
+            )
+            connection.exec_driver_sql(
+                "DROP TABLE inbox_message; ALTER TABLE another RENAME TO inbox_message"
+            )
+        with pytest.raises(
+            UnsafeDatabase, match="its partitions are not ranges of consumers and keys beside"
+        ):
+            partitions(engine, "billing")
 
 
 @on("postgresql")

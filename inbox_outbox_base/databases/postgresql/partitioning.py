@@ -51,7 +51,7 @@ class _Root:
     name: str
     has_partitions: bool
     is_ours: bool
-    """Whether its partitions are ranges of consumers and keys."""
+    """Whether its partitions are ranges of consumers and keys, with our default one."""
     owner: str
     is_owned: bool
     role: str
@@ -115,7 +115,9 @@ class PostgreSQLPartitioning(Partitioning):
         if not root.has_partitions:
             _convert(run)
         elif not root.is_ours:
-            raise UnsafeDatabase(f"table {root.name}: its partitions are not ranges of consumers and keys")
+            raise UnsafeDatabase(
+                f"table {root.name}: its partitions are not ranges of consumers and keys beside {default}"
+            )
         run("LOCK TABLE {default} IN ACCESS EXCLUSIVE MODE", default=default)
         said = {"consumer": consumer, "first": pick(connection)}
         # As the server writes the bounds of the range, so that it recognizes them.

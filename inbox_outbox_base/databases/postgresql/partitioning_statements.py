@@ -117,7 +117,8 @@ def find_root(table: Table) -> Select[Any]:
         "name": "c.relname::text",
         "has_partitions": "c.relkind = 'p'",
         "is_ours": "p.partstrat = 'r' AND p.partattrs::text = (SELECT string_agg(attnum::text, ' ' ORDER BY "
-        "attname) FROM pg_attribute WHERE attrelid = c.oid AND attname IN ('consumer', 'key'))",
+        "attname) FROM pg_attribute WHERE attrelid = c.oid AND attname IN ('consumer', 'key')) "
+        "AND (SELECT relname FROM pg_class WHERE oid = p.partdefid) = c.relname || '_default'",
         "owner": "pg_get_userbyid(c.relowner)::text",
         "is_owned": "pg_has_role(c.relowner, 'USAGE')",
         "role": "current_user::text",
