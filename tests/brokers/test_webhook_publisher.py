@@ -76,9 +76,9 @@ def test_retry_after() -> None:
 
 
 def test_what_all_messages_would_get() -> None:
-    """After an answer that speaks of the endpoint, no further requests of the batch begin; their messages are
-    unavailable for the same time. After one that speaks of its message, the others are sent."""
-    for status, count in ((503, 1), (404, 1), (500, 20), (409, 20), (422, 20)):
+    """After three answers in a row that speak of the endpoint, no further requests of the batch begin; their
+    messages are unavailable for the same time. After one that speaks of its message, the others are sent."""
+    for status, count in ((503, 3), (404, 3), (500, 20), (409, 20), (422, 20)):
         with (
             endpoint(answer(status, headers={"Retry-After": "7"})) as found,
             publisher(found.url, concurrency=1) as sender,
@@ -308,3 +308,16 @@ def test_a_lease_that_is_too_short() -> None:
         pytest.raises(UnsafeBroker, match="timeout=10"),
     ):
         sender.check(10)
+
+
+def test_one_message_that_has_to_wait() -> None:
+    """An answer of 503 for one message, as for one that another worker is handling, does not keep the others
+    of its batch from being sent."""
+    turns = iter(range(20))
+    busy = answer(503, headers={"Retry-After": "7"})
+    with (
+        endpoint(lambda request: (busy if next(turns) % 3 == 0 else OK)(request)) as found,
+        publisher(found.url, concurrency=1) as sender,
+    ):
+        outcomes = published(sender, [envelope() for _ in range(20)])
+    assert [isinstance(each, Accepted) for each in outcomes] == [place % 3 != 0 for place in range(20)]

@@ -28,7 +28,8 @@ class WebhookRequest:
     def __init__(self, pool: httpcore.AsyncConnectionPool, endpoint: WebhookEndpoint) -> None:
         self._pool = pool
         self._endpoint = endpoint
-        self._has_begun = False
+        self.has_begun = False
+        """Whether a byte of it may have been sent."""
         self._status: int | None = None
         self._retry_after: float | None = None
         self._text = b""
@@ -36,13 +37,13 @@ class WebhookRequest:
     @property
     def says_it_for_all(self) -> bool:
         """Whether other messages would get the same answer."""
-        return not self._has_begun if self._status is None else answers.says_it_for_all(self._status)
+        return not self.has_begun if self._status is None else answers.says_it_for_all(self._status)
 
     def outcome(self, failure: str) -> Outcome:
         """The outcome; `failure` says what has ended the request, if it has no answer."""
         if self._status is not None:
             return answers.outcome_of(self._status, _readable(self._text), self._retry_after)
-        return Unknown(failure) if self._has_begun else Unavailable(f"not sent: {failure}")
+        return Unknown(failure) if self.has_begun else Unavailable(f"not sent: {failure}")
 
     async def send(self, headers: RequestHeaders, body: bytes, to_connect: float) -> None:
         """Send it, and read the answer.
@@ -66,7 +67,7 @@ class WebhookRequest:
                     await self._read(response)
 
     async def _trace(self, event: str, _: dict[str, Any]) -> None:
-        self._has_begun |= event == _BEGINS
+        self.has_begun |= event == _BEGINS
 
     async def _read(self, response: httpcore.Response) -> None:
         """Read the response to its end, if that is not far."""

@@ -14,6 +14,8 @@ from .endpoint import WebhookEndpoint
 from .headers import headers_of
 from .request import WebhookRequest
 
+_ENOUGH = 3
+"""Answers in a row after which the rest of a batch is not sent."""
 _CONNECT_SHARE = 0.5
 """Of the time that is left when a request begins."""
 
@@ -48,8 +50,10 @@ class WebhookSending:
         self._last_start = last_start
         self._end = end
         self._places = deque(range(len(batch)))
+        self._in_a_row = 0
+        """How many times it was said that no message is taken, since another answer."""
         self._for_all: Unavailable | None = None
-        """What the endpoint has answered for all messages."""
+        """What was said too often."""
         self._arrived: asyncio.Queue[tuple[int, Outcome]] = asyncio.Queue()
         self.begins = True
         """Whether it may begin further requests."""
@@ -69,7 +73,11 @@ class WebhookSending:
     async def _work(self) -> None:
         while self._places:
             place = self._places.popleft()
-            self._arrived.put_nowait((place, await self._outcome(self._batch[place])))
+            try:
+                outcome = await self._outcome(self._batch[place])
+            except Exception as error:  # noqa: BLE001 - whatever it is, somebody waits for an outcome
+                outcome = Unavailable(f"not sent: {_text_of(error)}")
+            self._arrived.put_nowait((place, outcome))
 
     async def _outcome(self, envelope: Envelope) -> Outcome:
         if (reason := self._reason_not_to_begin()) is not None:
@@ -86,9 +94,17 @@ class WebhookSending:
         except Exception as error:  # noqa: BLE001 - whatever it is, somebody waits for an outcome
             failure = "no answer within the time limit" if limit.expired() else _text_of(error)
         outcome = request.outcome(failure)
-        if isinstance(outcome, Unavailable) and request.says_it_for_all:
-            self._for_all = outcome
+        self._note(request, outcome)
         return outcome
+
+    def _note(self, request: WebhookRequest, outcome: Outcome) -> None:
+        if not isinstance(outcome, Unavailable) or not request.says_it_for_all:
+            self._in_a_row = 0
+            return
+        self._in_a_row += 1
+        # One answer may be about one message after all; without a connection there is nothing to ask.
+        if self._in_a_row >= _ENOUGH or not request.has_begun:
+            self._for_all = outcome
 
     def _reason_not_to_begin(self) -> Unavailable | None:
         if not self.begins:
