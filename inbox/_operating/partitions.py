@@ -33,7 +33,7 @@ from inbox_outbox_base.tables.inbox import tables
 from inbox_outbox_base.transactions.connect import connected
 from inbox_outbox_base.transactions.policy import brief
 
-from .horizon import gone
+from .horizon import end_of_partitions, gone
 from .keeping import Keeping
 from .purging import PurgeRun
 
@@ -238,10 +238,13 @@ class _PartitionRun(PurgeRun):
     def _first_day(self, consumer: str, form: KeyForm, connection: Connection) -> datetime:
         """The first day of which no key is stored, or can be taken now: they may be a day ahead."""
         _, last = connection.execute(taking_statements.key_ends(self.table), {"consumer_": consumer}).one()
-        day = self.today + DAYS_AHEAD
+        let_in = end_of_partitions(connection, self.tables.horizon, consumer)
+        days = [self.today + DAYS_AHEAD]
         if last is not None:  # a clock may have been wrong by more than a day
-            day = max(day, form.time(last).replace(hour=0, minute=0, second=0, microsecond=0) + _DAY)
-        return day
+            days.append(form.time(last).replace(hour=0, minute=0, second=0, microsecond=0) + _DAY)
+        if let_in is not None:  # by a call that was killed, perhaps with another clock
+            days.append(form.time(let_in))
+        return max(days)
 
     def _shorten(self, consumer: str) -> list[Partition]:
         """Drop the days that were forgotten; return these and all others."""

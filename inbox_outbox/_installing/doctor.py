@@ -113,8 +113,8 @@ def _unpurged(found: "ConsumerOverview") -> Iterator[InstallationFault]:
     else:
         is_late = is_late or ahead < DAYS_AHEAD.total_seconds()
         why = (
-            "its partitions end within two days, or old ones are not dropped: run inbox-outbox partitions"
-            " every day, as the owner of the tables"
+            "its partitions end within two days, or old keys are not forgotten: run inbox-outbox partitions"
+            " every day, as the owner of the tables, and purges for keys from before the first one"
         )
     if is_late:
         yield InstallationFault(f"consumer {found.consumer}", why)
