@@ -406,3 +406,40 @@ def test_the_database_is_away_for_long(nats: NatsStreams) -> None:
         is_away.clear()
         wait_until(lambda: len({*seen}) >= 30 and nats.left(stream, "test") == 0)
     assert nats.count(dead) == 0
+
+
+CONSUMERS_RIGHTS = """
+maker = ["$JS.ACK.>", "$JS.API.CONSUMER.*.>", "$JS.API.STREAM.NAMES", "dead"]
+reader = ["$JS.ACK.>", "$JS.API.CONSUMER.INFO.>", "$JS.API.CONSUMER.MSG.NEXT.>"]
+authorization {
+  users = [
+    { user: all, password: secret }
+    { user: maker, password: secret, permissions: { publish: $maker, subscribe: "_INBOX.>" } }
+    { user: reader, password: secret, permissions: { publish: $reader, subscribe: "_INBOX.>" } }
+  ]
+}
+"""
+
+
+def test_rights(private_nats: LocalNats) -> None:
+    """What the page says about the rights of a consumer is enough; one that may not make its durable consumer
+    takes what another one has made."""
+    private_nats.configure(CONSUMERS_RIGHTS)
+    host, seen, again = private_nats.url.removeprefix("nats://"), list[bytes](), list[bytes]()
+    with NatsStreams(f"nats://all:secret@{host}") as streams:
+        stream, dead = streams.new(), streams.new("dead")
+
+        def give_up(message: Delivery) -> Outcome:
+            seen.append(message.payload)
+            return Outcome(Verdict.DEAD, error=GiveUp("no way"))
+
+        streams.put(stream, b"1")
+        with running(consumer(f"nats://maker:secret@{host}", stream, give_up, dead_letter=dead)):
+            wait_until(lambda: streams.count(dead) == 1 and streams.left(stream, "test") == 0)
+        streams.put(stream, b"2")
+        with running(consumer(f"nats://reader:secret@{host}", stream, payloads(again))):
+            wait_until(lambda: streams.left(stream, "test") == 0)
+        for login, why in (("maker:wrong", "refuses the login"), ("", "refuses the login")):
+            with pytest.raises(InvalidOption, match=f"^url: NATS {why}"):
+                consumer(f"nats://{login}{'@' * bool(login)}{host}", stream, payloads([])).run()
+    assert (seen, again) == ([b"1"], [b"2"])

@@ -24,6 +24,7 @@ from outbox.nats import NatsPublisher
 from tests.servers import certificates
 from tests.servers.nats import LocalNats
 from tests.support.answers import published
+from tests.support.brokers import nats_accounts
 from tests.support.brokers.nats_streams import NatsStreams, envelope
 from tests.support.proxy import TcpProxy
 
@@ -376,6 +377,24 @@ def test_tls(private_nats: LocalNats, tmp_path: Path) -> None:
         with pytest.raises(UnsafeBroker, match=r"absent\.pem"):
             absent.check(20)
         absent.close()
+
+
+def test_credentials(private_nats: LocalNats, tmp_path: Path) -> None:
+    """A file of credentials takes the place of a login. One that is missing, or that the server does not
+    know, is named by the check."""
+    known, unknown = tmp_path / "known.creds", tmp_path / "unknown.creds"
+    private_nats.configure(nats_accounts.written(known))
+    nats_accounts.written(unknown)
+    publisher = NatsPublisher(f"{private_nats.url}?credentials={known}")
+    publisher.check(20)
+    with NatsStreams(f"{private_nats.url}?credentials={known}") as streams:
+        assert published(publisher, [envelope(streams.new("orders"))]) == [ACCEPTED]
+    publisher.close()
+    for file, why in ((unknown, "refuses the login"), (tmp_path / "absent.creds", "absent")):
+        other = NatsPublisher(f"{private_nats.url}?credentials={file}")
+        with pytest.raises(UnsafeBroker, match=why):
+            other.check(20)
+        other.close()
 
 
 def _noted(seen: list[bytes], chunk: bytes) -> bool:

@@ -24,6 +24,7 @@ class Reception(Generic[M]):
         receive: asks for at most so many messages, and returns what has come: none, if there are none for a
             while. The messages call `free` when they are settled or lost.
         limit: how many unsettled messages to hold.
+        least: ask only when there is room for so many, so that not each message needs a request.
         take: is called with each message.
         stopping: set when no more must be received.
         failures: errors of the broker's client, which may pass.
@@ -37,6 +38,7 @@ class Reception(Generic[M]):
         log: logging.Logger,
         *,
         limit: int,
+        least: int = 1,
         take: Callable[[M], None],
         stopping: asyncio.Event,
         failures: tuple[type[Exception], ...],
@@ -46,6 +48,7 @@ class Reception(Generic[M]):
         self._life = life
         self._log = log
         self._limit = limit
+        self._least = least
         self._take = take
         self._stopping = stopping
         self._failures = failures
@@ -71,11 +74,13 @@ class Reception(Generic[M]):
     async def run(self) -> None:
         """Receive until stopped."""
         failures = 0
+        waking = asyncio.create_task(self._wake())
         try:
             while not self._stopping.is_set():
                 room = self._limit - len(self._held)
-                if room < 1:
-                    await self._change()
+                if room < self._least:
+                    self._has_changed.clear()
+                    await self._has_changed.wait()
                     continue
                 try:
                     messages = await self._receive(room)
@@ -92,17 +97,13 @@ class Reception(Generic[M]):
                     self._held.add(message)
                     self._take(message)
         finally:
+            waking.cancel()
             self._finished.set()
 
-    async def _change(self) -> None:
-        """Wait until a message is settled, or the consumer is stopped."""
-        self._has_changed.clear()
-        ends = [asyncio.create_task(event.wait()) for event in (self._has_changed, self._stopping)]
-        try:
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in ends:
-                task.cancel()
+    async def _wake(self) -> None:
+        """A stop is a change, too."""
+        await self._stopping.wait()
+        self._has_changed.set()
 
     async def _pause(self, seconds: float) -> None:
         with suppress(TimeoutError):

@@ -73,6 +73,8 @@ class AsyncNatsConsumer(LeaseConsumer[PulledMessage]):
             self._life,
             self._log,
             limit=self.prefetch,
+            # With fewer free places, every handler still has a message.
+            least=max(1, min(self.prefetch // 4, self.prefetch - self.listener.concurrency)),
             take=self._take,
             stopping=self._stopping,
             failures=FAILURES,
