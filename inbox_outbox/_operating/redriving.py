@@ -23,8 +23,8 @@ from inbox_outbox_base.words.redriven import Redriven
 from .deciding import say
 
 _EXPECTED = (
-    "amqp://user@host/vhost, kafka://host:9092?setting=value, redis://host:6379, rocketmq://host:8081, or "
-    "sqs://sqs.eu-west-1.amazonaws.com"
+    "amqp://user@host/vhost, kafka://host:9092?setting=value, nats://host:4222, redis://host:6379, "
+    "rocketmq://host:8081, or sqs://sqs.eu-west-1.amazonaws.com"
 )
 
 
@@ -86,7 +86,7 @@ def redrive(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count; move nothing.")] = False,
     json: Json = False,
 ) -> None:
-    """Move dead letters of RabbitMQ, Kafka, RocketMQ, SQS or Redis Streams back, to be handled again."""
+    """Move dead letters of RabbitMQ, Kafka, NATS, RocketMQ, SQS or Redis back, to be handled again."""
     moving, where = _mover(broker, group)
     with ExitStack() as opened:
         wanted: list[Callable[[Delivery], bool]] = []
@@ -132,12 +132,14 @@ _MODULES = {
     "amqp": "rabbitmq",
     "amqps": "rabbitmq",
     "kafka": "kafka",
+    "nats": "nats",
     "redis": "redis_streams",
     "rediss": "redis_streams",
     "rocketmq": "rocketmq",
     "rocketmqs": "rocketmq",
     "sqs": "sqs",
     "sqs+http": "sqs",
+    "tls": "nats",
 }
 """By the scheme of the URL, the public module with its `redrive`."""
 

@@ -1,4 +1,4 @@
-"""Copies of a message in another stream, with the reason."""
+"""Copies of a message: in another stream, with the reason; and back from there."""
 
 import json
 import re
@@ -8,7 +8,13 @@ from inbox._consuming.described import is_of_outbox, object_from
 from inbox._listening.outcome import Decision
 from inbox_outbox_base.brokers.described import digest
 from inbox_outbox_base.brokers.nats.client import Msg
-from inbox_outbox_base.brokers.nats.message import HEADER, LONGEST_HEADERS, MESSAGE_ID, size_of
+from inbox_outbox_base.brokers.nats.message import (
+    HEADER,
+    LONGEST_HEADERS,
+    MESSAGE_ID,
+    reason_not_a_subject,
+    size_of,
+)
 from inbox_outbox_base.words.incoming import Delivery
 
 from .delivery import ATTEMPT, CREATED, ID, OURS, REASON, STREAM, SUBJECT, first_id, place_of
@@ -26,13 +32,7 @@ def dead_letter(delivery: Delivery, decision: Decision, largest: int) -> dict[st
     `largest` bytes, it is cut, or left out."""
     message: Msg = delivery.raw
     reason = _UNPRINTABLE.sub(" ", decision.reason)[:_LONGEST_REASON].strip() or str(decision.action)
-    theirs = {
-        name: text
-        for name, text in (message.headers or {}).items()
-        if name not in (OURS, MESSAGE_ID) and not name.lower().startswith(_COMMANDS)
-    }
-    # A copy that is stored twice is stored once.
-    theirs[MESSAGE_ID] = digest(place_of(message), message.metadata.timestamp.isoformat())
+    theirs = _copied(message)
     said: dict[str, Any] = {
         **_known(message, delivery),
         STREAM: message.metadata.stream,
@@ -46,6 +46,30 @@ def dead_letter(delivery: Delivery, decision: Decision, largest: int) -> dict[st
         said = {**said, REASON: reason} if reason else {}
         headers = {**theirs, OURS: _compact(said)} if said else theirs
     return headers
+
+
+def moved_back(delivery: Delivery) -> dict[str, str]:
+    """The headers of a dead letter that is published again, to begin anew."""
+    said = _known(delivery.raw, delivery)
+    return {**_copied(delivery.raw), **({OURS: _compact(said)} if said else {})}
+
+
+def source_of(letter: Msg) -> str | None:
+    """The subject with which a dead letter was first published."""
+    found = object_from((letter.headers or {}).get(OURS)).get(SUBJECT)
+    return found if isinstance(found, str) and reason_not_a_subject(found) is None else None
+
+
+def _copied(message: Msg) -> dict[str, str]:
+    """The headers of a copy, without those that would tell its stream to do something."""
+    found = {
+        name: text
+        for name, text in (message.headers or {}).items()
+        if name not in (OURS, MESSAGE_ID) and not name.lower().startswith(_COMMANDS)
+    }
+    # A copy that is sent twice is stored once.
+    found[MESSAGE_ID] = digest(place_of(message), message.metadata.timestamp.isoformat())
+    return found
 
 
 def _known(message: Msg, delivery: Delivery) -> dict[str, str]:

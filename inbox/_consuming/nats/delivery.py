@@ -41,9 +41,8 @@ def delivery_of(message: Msg, attempt: int) -> Delivery:
             place=place,
         )
     ours = object_from(headers.get(OURS))
-    theirs = _headers_of_event(
-        texts({name: text for name, text in headers.items() if name != OURS or not ours})
-    )
+    hidden = {MESSAGE_ID, *([OURS] if ours else [])}
+    theirs = _headers_of_event(texts({name: text for name, text in headers.items() if name not in hidden}))
     content_type = theirs.get(CONTENT_TYPE) or theirs.get("Content-Type") or BYTES
     own_id = event_id(theirs, content_type, message.data) or ours.get(ID) or first_id(message)
     return Delivery(
