@@ -21,6 +21,7 @@ from tests.servers.redis import LocalRedis
 from tests.support.brokers.consumers import SOON, payloads, running
 from tests.support.brokers.redis_groups import GROUP, Streams
 from tests.support.processes import wait_until
+from tests.support.proxy import TcpProxy
 
 pytest_plugins = ["tests.support.brokers.redis_fixtures"]
 
@@ -135,6 +136,31 @@ def test_what_waits(streams: Streams) -> None:
             assert await link.taken(10) == ([], [])
 
     asyncio.run(scenario())
+
+
+@pytest.mark.long
+def test_what_is_lost_on_its_way(streams: Streams) -> None:
+    """A consumer asks again for what Redis has given to it, before it takes anything newer."""
+    stream, seen, place = streams.new(), list[tuple[bytes, int]](), address.parse(streams.url)
+
+    def handle(message: Delivery) -> Outcome:
+        seen.append((message.payload, message.attempt))
+        return Outcome(Verdict.NEW)
+
+    with TcpProxy(place.host, place.port) as proxy:
+        one = RedisStreamsConsumer(f"redis://127.0.0.1:{proxy.port}", stream, handle, group=GROUP)
+        with running(one):
+            wait_until(lambda: one.probe().is_ready)
+            proxy.cut_on(lambda chunk: b"XREADGROUP" in chunk, forward=True)
+            wait_until(proxy.was_cut.is_set)  # with an answer that nothing is there
+            proxy.cut_on(lambda chunk: b"XREADGROUP" in chunk, forward=True)
+            for number in range(20):
+                streams.put(stream, {"payload": f"{number}"})
+                time.sleep(0.1)
+            wait_until(lambda: len(seen) == 20)
+            assert proxy.was_cut.is_set()
+    assert [payload for payload, _ in seen] == [b"%d" % number for number in range(20)]
+    assert {attempt for _, attempt in seen} == {1, 2}
 
 
 def test_giving_back_to_a_full_server(private_redis: LocalRedis) -> None:

@@ -73,6 +73,8 @@ class AsyncRedisStreamsConsumer(LeaseConsumer[PendingEntry]):
         self._trims = flag("trim", trim)
         self._link = GroupLink(place, stream, group, f"inbox-{uuid4().hex}", lease)
         self._taken_at = 0.0
+        self._has_lost_answer = False
+        """Whether there may be entries that Redis has given to this consumer, and that did not arrive."""
         self._reception = Reception(
             self._ask,
             self._life,
@@ -115,11 +117,16 @@ class AsyncRedisStreamsConsumer(LeaseConsumer[PendingEntry]):
                 self._log.error("%s: the group is gone, and is made again from the first entry", self._name)
                 await self._link.make_group()
             raise
+        except FAILURES:
+            self._has_lost_answer = True
+            raise
 
     async def _received_from(self, most: int) -> list[Received]:
         now = time.monotonic()
-        if now >= self._taken_at + _TAKE_EVERY:
-            found, gone = await self._link.taken(most)
+        if self._has_lost_answer or now >= self._taken_at + _TAKE_EVERY:
+            before = [each.entry for each in self._reception.held]
+            found, gone = await self._link.taken(most, before if self._has_lost_answer else None)
+            self._has_lost_answer = self._has_lost_answer and len(found) + len(gone) >= most
             if gone:
                 self._log.error("%s: deleted before they were taken: %s", self._name, ", ".join(gone))
             held = {each.entry for each in self._reception.held}

@@ -1,5 +1,6 @@
 """A consumer's requests to Redis."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -72,11 +73,17 @@ class GroupLink:
             if not str(error).startswith("BUSYGROUP"):
                 raise
 
-    async def taken(self, most: int) -> tuple[list[Received], list[str]]:
+    async def taken(self, most: int, held: Sequence[str] | None = None) -> tuple[list[Received], list[str]]:
         """What is due, and what other consumers have lost; and the ids of entries that somebody has deleted
-        before they were acknowledged. Raises as `open`."""
+        before they were acknowledged. Raises as `open`.
+
+        Args:
+            held: the entries that this consumer has; the others of its own have not arrived. None: nothing
+                is known about its own.
+        """
+        own = [self._lease] if held is None else [0, *held]
         found, gone = await self._claim(
-            self._keys, [self._group, self._consumer, self._lease, most, scripts.LATER]
+            self._keys, [self._group, self._consumer, self._lease, most, scripts.LATER, *own]
         )
         received = [
             Received(entry.decode(), dict(zip(flat[::2], flat[1::2], strict=True)), int(count))

@@ -13,6 +13,8 @@ LATER = "inbox-later"
 CLAIM = """
 local stream, due = KEYS[1], KEYS[2]
 local group, me, lease, room, later = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
+local own, held = ARGV[6], {}
+for place = 7, #ARGV do held[ARGV[place]] = true end
 local DAY = 86400000
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -41,10 +43,13 @@ for _, about in ipairs(redis.call('XINFO', 'CONSUMERS', stream, group)) do
     if waits and of.pending <= redis.call('ZCARD', due) then
         -- All are in the sorted set, and there can be very many.
     elseif of.pending > 0 and #found < room then
+        local idle = waits and DAY or of.name == me and own or lease
+        local most = room - #found + #ARGV - 6
         for _, each in ipairs(redis.call(
-            'XPENDING', stream, group, 'IDLE', waits and DAY or lease, '-', '+', room - #found, of.name
+            'XPENDING', stream, group, 'IDLE', idle, '-', '+', most, of.name
         )) do
-            if not (waits and redis.call('ZSCORE', due, each[1])) then take(each[1], of.name) end
+            local stays = held[each[1]] or waits and redis.call('ZSCORE', due, each[1])
+            if not stays and #found < room then take(each[1], of.name) end
         end
     elseif of.pending == 0 and of.name ~= me and of.name ~= later and of.idle > DAY then
         redis.call('XGROUP', 'DELCONSUMER', stream, group, of.name)
@@ -52,9 +57,10 @@ for _, about in ipairs(redis.call('XINFO', 'CONSUMERS', stream, group)) do
 end
 return {found, gone}
 """
-"""KEYS: the stream, the sorted set. ARGV: group, consumer, lease in milliseconds, how many at most, `LATER`.
-Takes what is due, and what other consumers have not settled and not renewed. Returns two lists: id, fields
-and number of the delivery of each; and the ids of entries that somebody has deleted meanwhile."""
+"""KEYS: the stream, the sorted set. ARGV: group, consumer, lease in milliseconds, how many at most, `LATER`,
+the lease for what this consumer has, and ids that are not taken. Takes what is due, and what consumers have
+neither settled nor renewed within the lease. Returns two lists: id, fields and number of the delivery of
+each; and the ids of entries that somebody has deleted meanwhile."""
 
 SETTLE = """
 local stream, due = KEYS[1], KEYS[2]
