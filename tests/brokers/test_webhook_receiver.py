@@ -354,6 +354,30 @@ def test_as_many_as_may_wait() -> None:
     assert most == 3
 
 
+def test_bodies_that_arrive_together() -> None:
+    """Requests whose bodies are still being read do not count as waiting, but not more than that are held
+    afterwards."""
+
+    async def hold(_: Delivery) -> Outcome:
+        await asyncio.sleep(0.1)
+        return Outcome(Verdict.NEW)
+
+    async def run() -> list[int]:
+        app, arrived = receiver(hold, waiting=2), asyncio.Event()
+
+        async def body() -> Any:
+            await arrived.wait()
+            return {"type": "http.request", "body": b"{}"}
+
+        headers = [dict(signed(b"{}", f"msg_{number}")[1]) for number in range(5)]
+        requests = [asyncio.create_task(asked(app, each, body)) for each in headers]
+        await asyncio.sleep(0.05)
+        arrived.set()
+        return [(await each)[0]["status"] for each in requests]
+
+    assert sorted(asyncio.run(run())) == [204] * 2 + [503] * 3
+
+
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_stop(is_async: bool) -> None:
     """When the server shuts down, running messages finish within `grace`, those that wait are sent again
