@@ -128,6 +128,17 @@ def test_only_the_addresses_that_may_be_reached(monkeypatch: pytest.MonkeyPatch)
     assert names.asked == [names.name] * 2
 
 
+def test_an_address_of_ipv6() -> None:
+    """It is written in brackets, as servers expect it."""
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError as error:
+        pytest.skip(f"this machine has no IPv6: {error}")
+    with endpoint(OK, host="::1") as found:
+        assert sent(found.url, allow=["::1"]) == Accepted()
+        assert found.url == f"http://{found.posted[0].headers['host']}/hooks"
+
+
 def test_a_name_that_does_not_resolve(caplog: pytest.LogCaptureFixture) -> None:
     """Its messages wait, and `check` only says so."""
     sender = WebhookPublisher(WebhookEndpoint("https://nobody.invalid/", SECRET))

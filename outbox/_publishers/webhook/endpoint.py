@@ -47,6 +47,11 @@ class WebhookEndpoint:
         return self.url.startswith("https:")
 
     @property
+    def authority(self) -> str:
+        """Host and port, as a request names them: an IPv6 address in brackets."""
+        return self.place.partition("://")[2]
+
+    @property
     def target(self) -> httpcore.URL:
         """The same for the client."""
         parts = urlsplit(self.url)

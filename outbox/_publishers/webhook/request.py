@@ -56,7 +56,7 @@ class WebhookRequest:
         async with self._pool.stream(
             "POST",
             self._endpoint.target,
-            headers=[("user-agent", "inbox-outbox"), *headers],
+            headers=[("host", self._endpoint.authority), ("user-agent", "inbox-outbox"), *headers],
             content=body,
             extensions={"timeout": {"connect": to_connect, "pool": to_connect}, "trace": self._trace},
         ) as response:

@@ -1,5 +1,6 @@
 """An endpoint that answers as a test says, and keeps what it has got."""
 
+import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -66,8 +67,10 @@ _over = threading.Event()
 
 
 @contextmanager
-def endpoint(respond: Respond, *, certificate: tuple[Path, Path] | None = None) -> Iterator[Endpoint]:
-    """An endpoint at 127.0.0.1, with TLS if it has a certificate."""
+def endpoint(
+    respond: Respond, *, certificate: tuple[Path, Path] | None = None, host: str = "127.0.0.1"
+) -> Iterator[Endpoint]:
+    """An endpoint of this machine, with TLS if it has a certificate."""
     found = Endpoint()
 
     class Handler(BaseHTTPRequestHandler):
@@ -91,17 +94,19 @@ def endpoint(respond: Respond, *, certificate: tuple[Path, Path] | None = None) 
 
     class Server(ThreadingHTTPServer):
         daemon_threads = True
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
 
         def handle_error(self, *_: object) -> None:
             """A publisher that does not trust the certificate has gone."""
 
-    server = Server(("127.0.0.1", 0), Handler)
+    server = Server((host, 0), Handler)
     if certificate is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(*certificate)
         server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     scheme = "http" if certificate is None else "https"
-    found.url = f"{scheme}://127.0.0.1:{server.server_port}/hooks"
+    place = f"[{host}]" if ":" in host else host
+    found.url = f"{scheme}://{place}:{server.server_port}/hooks"
     _over.clear()
     thread = threading.Thread(target=server.serve_forever, args=[0.02])
     thread.start()
