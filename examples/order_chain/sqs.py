@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 from examples.order_chain import worker
 from examples.order_chain.shop import TOPICS
 from examples.order_chain.steps import Step
-from inbox.errors import InvalidOption
 from inbox.sqs import SQSConsumer
 from inbox_outbox_base.brokers.sqs import address
 from inbox_outbox_base.brokers.sqs.client import FAILURES, NO_QUEUE, code_of, new_client, text_of
@@ -24,17 +23,6 @@ VISIBILITY = 5
 PATIENCE = 30.0
 
 
-class _Patient(SQSConsumer):
-    """ElasticMQ answers before it has read which queues it has."""
-
-    def run(self) -> None:
-        """As a consumer that begins while the server is down."""
-        try:
-            super().run()
-        except InvalidOption as error:
-            raise ConnectionError(str(error)) from error
-
-
 @dataclass(frozen=True, slots=True)
 class SQS:
     """The server at this URL."""
@@ -47,7 +35,7 @@ class SQS:
 
     def consumer(self, topic: str, handler: Step) -> SQSConsumer:
         """A consumer of the topic's queue."""
-        return _Patient(
+        return SQSConsumer(
             self.url,
             QUEUES[topic],
             handler,
