@@ -330,6 +330,10 @@ def test_dead_letters_go_back(streams: Streams, postgres: Database) -> None:
     assert all("ValueError: no" in said_in(fields)["reason"] for fields in streams.entries(dead))
     with pytest.raises(InvalidOption, match=r"^to='missing'"):
         redrive(streams.url, dead, to="missing")
+    strange = streams.new()
+    streams.put(strange, {"payload": "1", "inbox": json.dumps({"stream": "\ud800"})})
+    with pytest.raises(InvalidOption, match=r"\\ud800': there is no such stream"):
+        redrive(streams.url, strange)
     only = lambda message: message.key == "k"  # noqa: E731
     assert redrive(streams.url, dead, only=only, dry_run=True) == Redriven(1, 1, 0)
     assert redrive(streams.url, dead, only=only) == Redriven(1, 1, 0)

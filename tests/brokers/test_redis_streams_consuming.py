@@ -2,10 +2,13 @@
 database."""
 
 import asyncio
+import re
 import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy.exc import OperationalError
@@ -25,6 +28,7 @@ from tests.support.proxy import TcpProxy
 
 pytest_plugins = ["tests.support.brokers.redis_fixtures"]
 
+PAGE = Path(__file__).parents[2] / "docs" / "redis-streams.md"
 HOUR = 60 * 60
 FAILED = Outcome(Verdict.NEW, error=ValueError("no"))
 AWAY = Outcome(Verdict.NEW, error=OperationalError("SELECT 1", {}, Exception("gone")))
@@ -161,6 +165,22 @@ def test_what_is_lost_on_its_way(streams: Streams) -> None:
             assert proxy.was_cut.is_set()
     assert [payload for payload, _ in seen] == [b"%d" % number for number in range(20)]
     assert {attempt for _, attempt in seen} == {1, 2}
+
+
+def test_the_rights_of_the_page_suffice(private_redis: LocalRedis, caplog: pytest.LogCaptureFixture) -> None:
+    """For a message that fails, waits and becomes a dead letter."""
+    (row,) = [line for line in PAGE.read_text().splitlines() if "rights of the consumer" in line]
+    rights = row.partition("`")[2].partition("`")[0].replace("\\|", "|").split()
+    with Streams(private_redis.url) as streams:
+        stream = streams.new()
+        user = ["SETUSER", "worker", "on", ">s3cr3t", f"~{stream}*", *rights]
+        streams.client.execute_command("ACL", *user)
+        url = private_redis.url.replace("://", "://worker:s3cr3t@")
+        streams.put(stream, {"payload": "1"})
+        waits: Any = {"group": GROUP, "backoff": SOON, "max_attempts": 2, "trim": True}
+        with running(RedisStreamsConsumer(url, stream, lambda _: FAILED, **waits)):
+            wait_until(lambda: streams.entries(f"{stream}.dead") or "cannot receive" in caplog.text)
+    assert not re.search("can't run|no permissions", caplog.text)
 
 
 def test_giving_back_to_a_full_server(private_redis: LocalRedis) -> None:

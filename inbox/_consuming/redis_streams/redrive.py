@@ -3,6 +3,7 @@
 from typing import Any
 
 from inbox._consuming.redriving import LetterChoice, check_no_loop, check_places
+from inbox._consuming.text import readable
 from inbox_outbox_base.checks.extras import brought_by
 from inbox_outbox_base.errors.inbox import InvalidOption
 from inbox_outbox_base.words.redriven import Only, Redriven
@@ -107,6 +108,7 @@ class _RedisMover:
         name = self._target or said_in(fields).get(STREAM)
         if not isinstance(name, str) or name == self._letters:
             raise InvalidOption(f"to=None: {delivery.place} names no stream to which it could go back")
+        name = readable(name)
         if not self._dry_run:
             flat = [part for pair in moved_back(delivery).items() for part in pair]
             answer = self._move(keys=[self._letters, name], args=[entry, *flat])
