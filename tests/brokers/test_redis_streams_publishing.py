@@ -94,12 +94,12 @@ def test_a_server_that_is_loading() -> None:
     server = SlowRedis(present("redis", program()))
     try:
         with Streams(server.url) as streams:
-            streams.client.mset({f"key-{number}": bytes(1_000) for number in range(400)})
+            streams.client.mset({f"key-{number}": bytes(1_000) for number in range(800)})
             streams.client.bgrewriteaof()
             while streams.client.info("persistence")["aof_rewrite_in_progress"]:
                 time.sleep(0.05)
             server.restart()
-            publisher = RedisStreamsPublisher(server.url, timeout=TIMEOUT)
+            publisher = RedisStreamsPublisher(server.url)
             (refused,) = published(publisher, [envelope("orders")])
             assert isinstance(refused, Unavailable)
             assert "BusyLoadingError" in refused.reason
