@@ -9,7 +9,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 from sqlalchemy import create_engine
+from starlette.routing import Route
 
 from examples.embedded_postgres import free_port
 from inbox import Decision, Delivery, Outcome, Verdict
@@ -19,7 +21,7 @@ from tests.support import accounts
 from tests.support.brokers.consumers import SOON, payloads, taking
 from tests.support.brokers.webhook_books import by_status, by_status_async, once, once_async
 from tests.support.brokers.webhook_endpoint import envelope
-from tests.support.brokers.webhook_posting import of_outbox, post, posted, signed, statuses
+from tests.support.brokers.webhook_posting import PATH, of_outbox, post, posted, signed, statuses
 from tests.support.brokers.webhook_program import SECRET
 from tests.support.database import Database
 
@@ -181,6 +183,13 @@ def test_messages_of_others() -> None:
     assert (message.headers["x-colour"], message.headers["ce_id"]) == ("blue", "7")
     assert "s3cr3t" not in str(message)
     assert "outbox" not in message.headers
+
+
+def test_in_an_application_of_fastapi() -> None:
+    """It is a route like any other."""
+    app = FastAPI()
+    app.router.routes.append(Route(PATH, receiver(payloads([]))))
+    assert statuses(app, signed(b"{}"), (b"{}", {})) == [204, 401]
 
 
 def test_secrets_that_are_replaced() -> None:

@@ -120,7 +120,7 @@ class WebhookReceiver:
         """Take no more messages: further requests get 503, as do those that wait for their turn, and running
         ones have `grace` to finish. Returns immediately; you can call it from any thread and signal handler.
 
-        A server that supports ASGI's lifespan calls it when it shuts down, unless the receiver is mounted in
+        A server that supports ASGI's lifespan calls it when it shuts down, unless the receiver is a route of
         an application that does not pass this on.
         """
         self.listener.stop()
