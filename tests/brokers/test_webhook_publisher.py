@@ -279,6 +279,7 @@ def test_secrets_that_are_none(secrets: Any) -> None:
         ({"allow": "10.0.0.0/8"}, "allow='10.0.0.0/8': expected a sequence"),
         ({"allow": ["10.0.0.1/8"]}, "allow=.*: expected networks"),
         ({"endpoints": WebhookEndpoint("http://example.org/", SECRET)}, "http://example.org has no TLS"),
+        ({"tls": True}, "tls: expected a context"),
         ({"largest": 0}, "largest=0"),
         ({"concurrency": 0}, "concurrency=0"),
         ({"timeout": 0}, "timeout=0"),

@@ -468,10 +468,11 @@ def test_too_old() -> None:
         ({"secrets": []}, "^secrets"),
         ({"largest": 0}, "^largest=0"),
         ({"waiting": 0}, "^waiting=0"),
-        ({"timeout": -1}, "^timeout=-1"),
+        ({"timeout": 0}, "^timeout=0"),
         ({"concurrency": 0}, "^concurrency=0"),
         ({"on_event": 5}, "^on_event=5"),
         ({"dead_letter": 5}, "^dead_letter=5"),
+        ({"dead_letter": asked}, "^dead_letter=.*: expected a synchronous function"),
     ],
 )
 def test_wrong_options(options: dict[str, Any], why: str) -> None:

@@ -96,6 +96,10 @@ class WebhookReceiver:
         check_names(listener)
         given: ListenerOptions = {**BY_KEY, "concurrency": _AT_ONCE, **listener}
         is_async = is_coroutine_function(runner_of(handler))
+        if is_coroutine_function(dead_letter) and not is_async:
+            raise InvalidOption(
+                f"dead_letter={dead_letter!r}: expected a synchronous function, as the handler is"
+            )
         self.listener: Any = (AsyncListener if is_async else AwaitedListener)(
             attempt=attrgetter("attempt"), dead_letter=dead_letter, **given
         )
@@ -103,7 +107,7 @@ class WebhookReceiver:
         self._secrets = WebhookSecrets(secrets)
         self._largest = options.count("largest", largest)
         self._most = options.count("waiting", waiting)
-        self._timeout = options.seconds("timeout", timeout)
+        self._timeout = options.seconds("timeout", timeout, positive=True)
         self._handler = handler
         self._held = 0
         self._idle = asyncio.Event()

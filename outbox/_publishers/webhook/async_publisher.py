@@ -57,7 +57,7 @@ class AsyncWebhookPublisher:
         for endpoint in self._known:
             self._checked(endpoint)
         self._tls = tls
-        if tls is not None and not (tls.verify_mode is ssl.CERT_REQUIRED and tls.check_hostname):
+        if tls is not None and not _verifies(tls):
             raise InvalidOption("tls: expected a context that verifies certificates and the names in them")
         self._largest = outbox_options.count("largest", largest)
         self._at_once = outbox_options.count("concurrency", concurrency)
@@ -155,6 +155,11 @@ class AsyncWebhookPublisher:
         connections, self._connections = self._connections, None
         if connections is not None:
             await connections.close()
+
+
+def _verifies(tls: Any) -> bool:
+    is_context = isinstance(tls, ssl.SSLContext)
+    return is_context and tls.verify_mode is ssl.CERT_REQUIRED and tls.check_hostname
 
 
 def _finder(endpoints: Any) -> tuple[Callable[[str], Any], list[WebhookEndpoint]]:
