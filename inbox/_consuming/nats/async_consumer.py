@@ -19,7 +19,7 @@ from inbox_outbox_base.words.incoming import Delivery
 from . import options
 from .connecting import connected
 from .dead_letters import dead_letter as letter_of
-from .link import StreamLink
+from .link import PullLink
 from .pulled import PulledMessage
 
 
@@ -67,7 +67,7 @@ class AsyncNatsConsumer(LeaseConsumer[PulledMessage]):
             options=listener,
         )
         self._most_deliveries = 0
-        self._link = StreamLink(place, stream, self._wanted)
+        self._link = PullLink(place, stream, self._wanted)
         self._reception = Reception(
             self._ask,
             self._life,

@@ -10,11 +10,11 @@ from inbox_outbox_base.brokers.nats.client import FAILURES, has_no_jetstream, is
 from inbox_outbox_base.errors.inbox import InvalidOption
 
 from . import options
-from .link import StreamLink
+from .link import PullLink
 
 
 async def connected(
-    link: StreamLink, stream: str, wanted: ConsumerConfig, dead_letter: Any, max_attempts: int | None
+    link: PullLink, stream: str, wanted: ConsumerConfig, dead_letter: Any, max_attempts: int | None
 ) -> ConsumerConfig:
     """Connect, and check the consumer; its settings.
 
@@ -45,7 +45,7 @@ async def connected(
     return found
 
 
-async def _check_dead_letter(link: StreamLink, stream: str, subject: str) -> None:
+async def _check_dead_letter(link: PullLink, stream: str, subject: str) -> None:
     try:
         other = await link.stream_of(subject)
     except NotFoundError:

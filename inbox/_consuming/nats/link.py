@@ -29,7 +29,7 @@ _OVER, _NOBODY = "408", "503"
 _CONSUMER_IS_MISSING = 10014
 
 
-class StreamLink:
+class PullLink:
     """The connection, and the consumer of a stream. It belongs to one event loop.
 
     Args:

@@ -8,7 +8,7 @@ from inbox._consuming.leased.message import LeasedMessage
 from inbox_outbox_base.brokers.nats.client import FAILURES, Msg, text_of
 
 from .delivery import delivery_of
-from .link import StreamLink
+from .link import PullLink
 
 _DONE, _IN_PROGRESS, _AGAIN = b"+ACK", b"+WPI", b"-NAK"
 
@@ -21,7 +21,7 @@ class PulledMessage(LeasedMessage):
     failures_of_client = FAILURES
 
     def __init__(
-        self, link: StreamLink, message: Msg, lease: int, free: Callable[["PulledMessage"], None]
+        self, link: PullLink, message: Msg, lease: int, free: Callable[["PulledMessage"], None]
     ) -> None:
         deliveries = message.metadata.num_delivered
         super().__init__(delivery_of(message, deliveries), deliveries, lease, free)
