@@ -128,8 +128,9 @@ def test_invalid_options() -> None:
         make(colour="blue")()
 
 
-def test_what_does_not_go_with_the_stream(nats: NatsStreams) -> None:
+def test_what_does_not_go_with_the_stream(nats: NatsStreams, monkeypatch: pytest.MonkeyPatch) -> None:
     """The consumer refuses to start, and names the option."""
+    monkeypatch.setattr(AsyncNatsConsumer, "_patience", 0)
     stream, queue = nats.new(), nats.new(retention="workqueue")
     settings: dict[str, dict[str, Any]] = {
         "pushes": {"deliver_subject": "somewhere"},
