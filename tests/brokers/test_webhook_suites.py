@@ -19,7 +19,8 @@ from tests.support.brokers.webhook_posting import signed
 from tests.support.brokers.webhook_program import SECRET
 from tests.support.brokers.webhook_sender import AsyncServedReceiver, ServedReceiver, WebhookSender
 
-TIMEOUT = 4.0
+TIMEOUT = 8.0
+"""Seconds: a hundred messages take one, on a machine that is not busy."""
 
 
 @pytest.fixture(scope="module")
