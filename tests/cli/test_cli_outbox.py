@@ -259,7 +259,7 @@ WRONG: list[tuple[list[str], str]] = [
     (["resume", "orders.*"], "topic='orders.*': expected a whole topic, or"),
     (["buckets", "--count", "0"], "count=0: expected a whole number"),
     (["relay"], "Missing option '--to'"),
-    (["relay", "--to", "nats://user:s3cr3t@host"], "--to: expected amqp://user@host/vhost"),
+    (["relay", "--to", "mqtt://user:s3cr3t@host"], "--to: expected amqp://user@host/vhost"),
     (["relay", "--to", "amqp://"], "--to: expected amqp://"),
     (["relay", "--to", "amqp://host", "--lease", "0s"], "lease="),
     (["relay", "--to", "amqp://host", "--after-dead", "stop"], "--after-dead"),
