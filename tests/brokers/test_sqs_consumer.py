@@ -15,6 +15,7 @@ from sqlalchemy import Connection
 
 from examples.embedded_postgres import free_port
 from inbox import Decision, Delivery, Inbox, Outcome, Retention, Verdict, message_id
+from inbox._consuming.leased import consumer as leased
 from inbox._consuming.sqs.delivery import ATTRIBUTE, attributes_of, delivery_of, object_in
 from inbox.errors import GiveUp, InvalidOption
 from inbox.sqs import AsyncSQSConsumer, SQSConsumer
@@ -24,7 +25,7 @@ from tests.servers.elasticmq import LocalElasticMQ
 from tests.support.answers import published
 from tests.support.brokers.consumers import SOON, payloads, running
 from tests.support.brokers.sqs_messages import envelope, made_by_others, text
-from tests.support.brokers.sqs_proxy import proxy, refusal
+from tests.support.brokers.sqs_proxy import SQSRequest, proxy, refusal
 from tests.support.brokers.sqs_queues import SQSQueues
 from tests.support.database import Database
 from tests.support.processes import wait_until
@@ -175,6 +176,31 @@ def test_a_fifo_queue(sqs: SQSQueues) -> None:
         wait_until(lambda: len(done) >= 4 and sqs.waiting(queue) == (0, 0))
     assert [each for each in done if each != b"4"] == [b"1", b"2", b"3"]
     assert seen == {b"1": 3, b"2": 1, b"3": 1, b"4": 1}
+
+
+def test_strange_answers(sqs: SQSQueues, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If something else answers in SQS's place, the consumer asks again, whatever it has asked; a dead letter
+    that SQS has not confirmed is not stored, and what it does not say is not so."""
+    monkeypatch.setattr(leased, "_REFRESH", 0.2)
+    dead = sqs.new()
+    queue, asked, told = sqs.redriving(dead, 100), Counter[str](), threading.Event()
+    strange: list[Any] = [{}, [1], {"Messages": ["x"], "QueueUrl": [], "Failed": [{}], "Attributes": 5}]
+
+    def answer(operation: str, ask: SQSRequest) -> Any:
+        asked[operation] += told.is_set()
+        if not told.is_set() or asked[operation] > len(strange):
+            return ask()
+        return 200, strange[asked[operation] - 1]
+
+    def refuse(message: Delivery) -> Outcome:
+        told.set()
+        return Outcome(Verdict.MISMATCH if message.payload == b"dead" else Verdict.NEW)
+
+    sqs.put(queue, [made_by_others("dead"), made_by_others("good")])
+    with proxy(sqs.url, answer) as url, running(consumer(url, queue, refuse, dead_letter=None)):
+        wait_until(lambda: sqs.waiting(queue) == (0, 0) and asked["GetQueueAttributes"] > len(strange))
+    assert [letter["Body"] for letter in sqs.taken(dead, 1)] == ["dead"]
+    assert min(asked.values()) > len(strange), asked
 
 
 def test_dead_letters(sqs: SQSQueues) -> None:

@@ -5,12 +5,14 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
 
 from examples.embedded_postgres import free_port
+from inbox.sqs import SQSConsumer
 from inbox_outbox_base.brokers.sqs.address import parse
 from inbox_outbox_base.words.outgoing import (
     ACCEPTED,
@@ -23,9 +25,11 @@ from inbox_outbox_base.words.outgoing import (
 from outbox.errors import InvalidOption, UnsafeBroker
 from outbox.sqs import SQSPublisher
 from tests.support.answers import published
+from tests.support.brokers.consumers import payloads, running
 from tests.support.brokers.sqs_messages import envelope
-from tests.support.brokers.sqs_proxy import proxy, refusal
+from tests.support.brokers.sqs_proxy import SQSRequest, proxy, refusal
 from tests.support.brokers.sqs_queues import SQSQueues
+from tests.support.processes import wait_until
 
 pytest_plugins = ["tests.support.brokers.sqs_fixtures"]
 
@@ -139,7 +143,7 @@ def test_the_fields_of_a_fifo_queue(sqs: SQSQueues, publisher: SQSPublisher) -> 
     assert [each for each in groups if re.fullmatch("[0-9a-f]{48}", each)]
 
 
-@pytest.mark.parametrize("fifo", [True, False])
+@pytest.mark.parametrize("fifo", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_the_largest_message(sqs: SQSQueues, publisher: SQSPublisher, fifo: bool) -> None:
     """One byte more is refused before it is sent, with the size and the limit; large messages do not share a
     request."""
@@ -270,9 +274,41 @@ def test_the_check(sqs: SQSQueues, caplog: pytest.LogCaptureFixture) -> None:
     ):
         SQSPublisher(url).check(20)
     assert not caplog.records
+    with proxy(sqs.url, lambda _, __: (200, {})) as url:
+        SQSPublisher(url, topics=[topic]).check(20)
+    assert "StrangeAnswer" in caplog.text
+    caplog.clear()
     SQSPublisher(f"sqs+http://me:secret@127.0.0.1:{free_port()}", topics=[topic]).check(20)
     assert "is not checked" in caplog.text
     assert "me:secret" not in caplog.text
+
+
+def test_a_login_that_is_renewed(sqs: SQSQueues, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where boto3 finds the login in a file, publisher and consumer look there again once it has expired."""
+    queue, valid, seen = sqs.new(), ["first"], list[bytes]()
+
+    def write(key: str) -> None:
+        lines = ("[default]", f"aws_access_key_id={key}", "aws_secret_access_key=s", "aws_session_token=t")
+        (tmp_path / "credentials").write_text("\n".join(lines))
+
+    def answer(_: str, ask: SQSRequest) -> Any:
+        return ask() if ask.access_key in valid else refusal("ExpiredToken")
+
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    write("first")
+    with proxy(sqs.url, answer) as url:
+        without = url.replace("key:secret@", "")
+        publisher = SQSPublisher(without)
+        assert published(publisher, [envelope(queue)]) == [ACCEPTED]
+        with running(SQSConsumer(without, queue, payloads(seen), dead_letter=print)) as consumer:
+            wait_until(lambda: seen == [b"x"])
+            valid[:] = ["second"]
+            assert isinstance(published(publisher, [envelope(queue)])[0], Unavailable)
+            wait_until(lambda: not consumer.probe().is_ready)
+            write("second")
+            wait_until(lambda: published(publisher, [envelope(queue, b"y")]) == [ACCEPTED])
+            wait_until(lambda: b"y" in seen)
+        publisher.close()
 
 
 def test_begin_no_more(sqs: SQSQueues) -> None:

@@ -1,5 +1,6 @@
 """Dead letters of SQS that are moved back."""
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from outbox.sqs import SQSPublisher
 from tests.support.answers import published
 from tests.support.brokers.consumers import SOON, running
 from tests.support.brokers.sqs_messages import envelope, made_by_others
+from tests.support.brokers.sqs_proxy import SQSRequest, proxy
 from tests.support.brokers.sqs_queues import SQSQueues
 from tests.support.cli import error, in_this_process, succeeded
 from tests.support.processes import wait_until
@@ -80,6 +82,33 @@ def test_letters_that_sqs_has_put_away(sqs: SQSQueues) -> None:
     said = error(in_this_process("redrive", dead, "--broker", "sqs://key:s3cr3t@host:port"))
     assert "--broker: expected sqs://" in said
     assert "s3cr3t" not in said
+
+
+def test_what_a_server_may_do(sqs: SQSQueues) -> None:
+    """A letter that SQS delivers twice, although it is hidden, does not end the call. One that SQS does not
+    confirm in its queue stays."""
+    dead, queue, asked = sqs.new(), sqs.new(), Counter[str]()
+    sqs.put(dead, [made_by_others("stays")])
+    first = list[Any]()
+
+    def answer(operation: str, ask: SQSRequest) -> Any:
+        asked[operation] += 1
+        if operation == "ReceiveMessage" and asked[operation] == 1:
+            first.append(ask())
+            sqs.put(dead, [made_by_others("goes")])
+        elif operation == "SendMessage" and asked[operation] == 1:
+            return 200, {}
+        return first[0] if operation == "ReceiveMessage" and asked[operation] <= 2 else ask()
+
+    def wanted(each: Delivery) -> bool:
+        return each.payload == b"goes"
+
+    with proxy(sqs.url, answer) as url:
+        with pytest.raises(ConnectionError, match="0 messages were moved before"):
+            redrive(url, dead, to=queue, only=wanted)
+        assert sqs.waiting(dead) == (2, 0)
+        assert redrive(url, dead, to=queue, only=wanted) == Redriven(1, 1)
+    assert [each.payload for each in sqs.received(queue, 1)] == [b"goes"]
 
 
 def test_a_letter_that_is_too_large(sqs: SQSQueues) -> None:

@@ -1,15 +1,14 @@
-"""The first connection of a consumer: later ones may fail, this one must not."""
+"""The queues of a consumer, looked up: when it begins, which must not fail, and from time to time."""
 
 from typing import Any
 
 from inbox._consuming.leased.consumer import NotThere
 from inbox_outbox_base.brokers.sqs.client import (
     FAILURES,
-    NO_LOGIN,
     NO_QUEUE,
     NO_RIGHT,
-    NoCredentialsError,
     code_of,
+    is_login_refused,
     text_of,
 )
 from inbox_outbox_base.brokers.sqs.queue import Queue
@@ -57,7 +56,7 @@ def _refusal(error: Exception, option: str, name: str) -> Exception:
     code = code_of(error)
     if code in NO_QUEUE:
         return NotThere(f"{option}={name!r}: there is no such queue")
-    if code in NO_LOGIN or isinstance(error, NoCredentialsError):
+    if is_login_refused(error):
         return InvalidOption(f"url: SQS refuses the login: {text_of(error)}")
     if code in NO_RIGHT:
         return InvalidOption(f"{option}={name!r}: {text_of(error)}")

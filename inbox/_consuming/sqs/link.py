@@ -8,7 +8,7 @@ from typing import Any
 from inbox._consuming.leased.batches import RequestBatches
 from inbox._listening.thread_pool import in_thread
 from inbox_outbox_base.brokers.sqs.address import SQSAddress
-from inbox_outbox_base.brokers.sqs.client import new_client, plain
+from inbox_outbox_base.brokers.sqs.client import ask, is_login_refused, new_client, plain
 from inbox_outbox_base.brokers.sqs.queue import Queue, find
 
 from .options import MOST
@@ -55,7 +55,8 @@ class QueueLink:
         Raises:
             Exception: one of the client's `FAILURES`.
         """
-        ask = partial(
+        asking = partial(
+            ask,
             self._client.receive_message,
             QueueUrl=self.queue.url,
             MaxNumberOfMessages=min(MOST, most),
@@ -64,7 +65,12 @@ class QueueLink:
             MessageAttributeNames=["All"],
             AttributeNames=["All"],
         )
-        answer = await in_thread(ask)()
+        try:
+            answer = await in_thread(asking)()
+        except FAILURES as error:
+            if is_login_refused(error):  # a new client looks for a login again, which may have been renewed
+                self._client = await in_thread(self._new_client)()
+            raise
         found: list[dict[str, Any]] = answer.get("Messages") or []
         return found
 
@@ -78,7 +84,7 @@ class QueueLink:
 
     async def send(self, queue: Queue, entry: dict[str, Any]) -> None:
         """Send a message to a queue. Raises as `receive`."""
-        await in_thread(partial(self._client.send_message, QueueUrl=queue.url, **entry))()
+        await in_thread(partial(ask, self._client.send_message, "MessageId", QueueUrl=queue.url, **entry))()
 
     async def close(self) -> None:
         """Close the connections."""
@@ -90,10 +96,10 @@ class QueueLink:
         return new_client(self._address, connect=_PATIENCE, read=_WAIT + _PATIENCE, connections=_CONNECTIONS)
 
     def _delete(self, entries: list[dict[str, Any]]) -> Any:
-        return self._client.delete_message_batch(QueueUrl=self.queue.url, Entries=entries)
+        return ask(self._client.delete_message_batch, QueueUrl=self.queue.url, Entries=entries)
 
     def _hide(self, entries: list[dict[str, Any]]) -> Any:
-        return self._client.change_message_visibility_batch(QueueUrl=self.queue.url, Entries=entries)
+        return ask(self._client.change_message_visibility_batch, QueueUrl=self.queue.url, Entries=entries)
 
 
 async def _codes(
@@ -101,5 +107,7 @@ async def _codes(
 ) -> list[str]:
     """For each message, SQS's code if it refuses the request, else an empty text."""
     said = await call([{"Id": str(place), **entry} for place, entry in enumerate(entries)])
-    failed = {each["Id"]: plain(each.get("Code", "")) for each in said.get("Failed") or ()}
-    return [failed.get(str(place), "") for place in range(len(entries))]
+    codes = {each.get("Id"): "" for each in said.get("Successful") or ()}
+    for each in said.get("Failed") or ():
+        codes[each.get("Id")] = plain(each.get("Code", "")) or "Failed"
+    return [codes.get(str(place), "SQS's answer does not name it") for place in range(len(entries))]

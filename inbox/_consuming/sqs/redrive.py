@@ -7,7 +7,15 @@ from typing import Any
 
 from inbox._consuming.redriving import LetterChoice, check_no_loop, check_places
 from inbox_outbox_base.brokers.sqs import address
-from inbox_outbox_base.brokers.sqs.client import FAILURES, NO_LOGIN, NO_QUEUE, code_of, new_client, text_of
+from inbox_outbox_base.brokers.sqs.client import (
+    FAILURES,
+    NO_QUEUE,
+    ask,
+    code_of,
+    is_login_refused,
+    new_client,
+    text_of,
+)
 from inbox_outbox_base.brokers.sqs.queue import Queue, find
 from inbox_outbox_base.errors.inbox import InvalidOption
 from inbox_outbox_base.words.redriven import Only, Redriven
@@ -18,7 +26,8 @@ from .delivery import delivery_of
 
 _HIDDEN = 300
 """Seconds for which nobody else gets a letter that was received."""
-_WAIT = 2
+_WAIT = 1
+"""Seconds until an answer that there are no more; SQS then asks all of its servers."""
 _PATIENCE = 10.0
 _log = logging.getLogger("inbox.sqs")
 
@@ -71,7 +80,7 @@ def redrive(
     try:
         _SQSMover(client, place, target, choice, dry_run).run(dead_letters)
     except FAILURES as error:
-        if code_of(error) in NO_LOGIN:
+        if is_login_refused(error):
             raise InvalidOption(f"url: SQS refuses the login: {text_of(error)}") from None
         raise ConnectionError(
             f"{place}: {text_of(error)}; {choice.moved} messages were moved before"
@@ -108,8 +117,8 @@ class _SQSMover:
         try:
             while not self._choice.is_full:
                 pending = self._received()
-                if all(each["MessageId"] in self._kept for each in pending):
-                    return  # none, or all of them for the second time
+                if not pending:
+                    return
                 while pending:
                     self._look(pending[0])
                     pending.pop(0)
@@ -136,13 +145,14 @@ class _SQSMover:
             _log.warning("%s, id %s: too large for queue %r", delivery.place, delivery.id, name)
             self._leave(letter)
             return
+        if not self._dry_run:
+            ask(self._client.send_message, "MessageId", QueueUrl=self._queues[name].url, **entry)
         self._choice.moved += 1
         self._moved.add(delivery.id)
         if self._dry_run:
             self._leave(letter)
-            return
-        self._client.send_message(QueueUrl=self._queues[name].url, **entry)
-        self._delete(letter)
+        else:
+            self._delete(letter)
 
     def _leave(self, letter: dict[str, Any]) -> None:
         delivery = delivery_of(letter, self._letters.name, 1)
@@ -150,11 +160,12 @@ class _SQSMover:
         if entry is None:
             self._kept[letter["MessageId"]] = letter["ReceiptHandle"]
             return
-        self._client.send_message(QueueUrl=self._letters.url, **entry)
+        ask(self._client.send_message, "MessageId", QueueUrl=self._letters.url, **entry)
         self._delete(letter)
 
     def _received(self) -> list[dict[str, Any]]:
-        answer = self._client.receive_message(
+        answer = ask(
+            self._client.receive_message,
             QueueUrl=self._letters.url,
             MaxNumberOfMessages=self._choice.room(options.MOST),
             WaitTimeSeconds=_WAIT,
@@ -166,7 +177,8 @@ class _SQSMover:
         return found
 
     def _delete(self, letter: Mapping[str, Any]) -> None:
-        self._client.delete_message(QueueUrl=self._letters.url, ReceiptHandle=letter["ReceiptHandle"])
+        handle = letter["ReceiptHandle"]
+        ask(self._client.delete_message, QueueUrl=self._letters.url, ReceiptHandle=handle)
 
     def _give_back(self) -> None:
         handles = list(self._kept.values())
@@ -175,7 +187,7 @@ class _SQSMover:
                 {"Id": str(place), "ReceiptHandle": handle, "VisibilityTimeout": 0}
                 for place, handle in enumerate(handles[start : start + options.MOST])
             ]
-            self._client.change_message_visibility_batch(QueueUrl=self._letters.url, Entries=entries)
+            ask(self._client.change_message_visibility_batch, QueueUrl=self._letters.url, Entries=entries)
 
     def _queue(self, option: str, name: str) -> Queue:
         if name not in self._queues:

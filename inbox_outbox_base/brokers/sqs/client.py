@@ -1,5 +1,6 @@
 """The client, boto3: it sends each request once, and its errors."""
 
+from collections.abc import Callable
 from typing import Any
 
 import boto3
@@ -25,15 +26,23 @@ __all__ = [
     "NO_RIGHT",
     "ClientError",
     "NoCredentialsError",
+    "StrangeAnswer",
+    "ask",
     "code_of",
+    "is_login_refused",
     "is_servers_fault",
     "new_client",
     "plain",
     "text_of",
 ]
 
-FAILURES = (BotoCoreError, ClientError, OSError)
-"""What the client raises if a request fails."""
+
+class StrangeAnswer(Exception):
+    """Something has answered, but not as SQS does: a proxy, for example."""
+
+
+FAILURES = (BotoCoreError, ClientError, OSError, StrangeAnswer)
+"""What is raised if a request fails."""
 NOT_SENT = (
     ConnectTimeoutError,
     CredentialRetrievalError,
@@ -83,6 +92,34 @@ def new_client(address: SQSAddress, *, connect: float, read: float, connections:
         retries={"total_max_attempts": 1, "mode": "standard"},
     )
     return session.client("sqs", endpoint_url=address.endpoint, config=config)
+
+
+def ask(request: Callable[..., dict[str, Any]], *needed: str, **fields: Any) -> dict[str, Any]:
+    """The answer to a request.
+
+    Args:
+        request: a method of the client.
+        needed: fields that the answer must have.
+        fields: those of the request.
+
+    Raises:
+        Exception: one of `FAILURES`.
+    """
+    try:
+        answer = request(**fields)
+    except FAILURES:
+        raise
+    except Exception as error:  # of the client's parser, which expects an answer of SQS
+        raise StrangeAnswer(f"{type(error).__name__}: {error}") from error
+    for name in needed:
+        if not answer.get(name):
+            raise StrangeAnswer(f"an answer without {name}")
+    return answer
+
+
+def is_login_refused(error: Exception) -> bool:
+    """Whether the login is not, or no longer, valid, or there is none."""
+    return code_of(error) in NO_LOGIN or isinstance(error, NoCredentialsError)
 
 
 def code_of(error: Exception) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .address import SQSAddress
-from .client import NO_RIGHT, ClientError, code_of
+from .client import NO_RIGHT, ClientError, ask, code_of
 
 SMALLEST_LIMIT = 262_144
 """The bytes that every server takes in one message, and in one request, unless the queue allows fewer."""
@@ -48,9 +48,10 @@ def find(client: Any, address: SQSAddress, name: str) -> Queue:
         Exception: one of the client's `FAILURES`.
     """
     owner = {"QueueOwnerAWSAccountId": address.account} if address.account else {}
-    url = client.get_queue_url(QueueName=name, **owner)["QueueUrl"]
+    url = ask(client.get_queue_url, "QueueUrl", QueueName=name, **owner)["QueueUrl"]
     try:
-        attributes = client.get_queue_attributes(QueueUrl=url, AttributeNames=["All"]).get("Attributes", {})
+        answer = ask(client.get_queue_attributes, "Attributes", QueueUrl=url, AttributeNames=["All"])
+        attributes = answer["Attributes"]
     except ClientError as error:
         if code_of(error) not in NO_RIGHT:
             raise

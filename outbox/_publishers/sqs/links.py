@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from inbox_outbox_base.brokers.sqs.address import SQSAddress
-from inbox_outbox_base.brokers.sqs.client import FAILURES, new_client
+from inbox_outbox_base.brokers.sqs.client import FAILURES, is_login_refused, new_client
 from inbox_outbox_base.brokers.sqs.queue import Queue, find, is_name
 from inbox_outbox_base.calls import clock
 from inbox_outbox_base.words.outgoing import Unavailable
@@ -65,6 +65,8 @@ class QueueLinks:
         try:
             queue = self.look(topic)
         except FAILURES as error:
+            if is_login_refused(error):
+                self._client = None  # the next one looks for a login again, which may have been renewed
             return outcome_of_lookup(error, self._name(topic))
         self._queues[topic] = queue, clock.now()
         return queue

@@ -15,11 +15,10 @@ with brought_by("sqs"):
     from inbox_outbox_base.brokers.sqs import address
     from inbox_outbox_base.brokers.sqs.client import (
         FAILURES,
-        NO_LOGIN,
         NO_QUEUE,
         ClientError,
-        NoCredentialsError,
         code_of,
+        is_login_refused,
         text_of,
     )
     from inbox_outbox_base.brokers.sqs.queue import Queue, is_name
@@ -117,7 +116,7 @@ class SQSPublisher:
                 self._check_retention(topic, found)
 
     def _judge(self, topic: str, error: Exception) -> None:
-        if code_of(error) in NO_LOGIN or isinstance(error, NoCredentialsError):
+        if is_login_refused(error):
             raise UnsafeBroker(f"url={str(self._address)!r}: SQS refuses the login: {text_of(error)}")
         if topic not in self._topics and isinstance(error, ClientError):
             return  # it has answered, and that is all that was asked

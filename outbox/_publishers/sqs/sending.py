@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
+from inbox_outbox_base.brokers.sqs.client import ask
 from inbox_outbox_base.brokers.sqs.message import entry_of, size_of
 from inbox_outbox_base.brokers.sqs.queue import SMALLEST_LIMIT, Queue
 from inbox_outbox_base.calls import clock
@@ -163,8 +164,10 @@ class SQSSending:
 
     def _send(self, found: Queue, entries: Entries) -> None:
         try:
-            answer = self._links.client().send_message_batch(
-                QueueUrl=found.url, Entries=[{"Id": str(place), **each} for place, each in entries.items()]
+            answer = ask(
+                self._links.client().send_message_batch,
+                QueueUrl=found.url,
+                Entries=[{"Id": str(place), **each} for place, each in entries.items()],
             )
         except Exception as error:
             if len(entries) == 1 or not may_be_a_messages_fault(error):

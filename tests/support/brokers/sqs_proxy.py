@@ -2,15 +2,47 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
-Answer = Callable[[str, Callable[[], tuple[int, dict[str, Any]]]], tuple[int, dict[str, Any]] | None]
-"""A function of an operation's name, and of a function that asks the server; None: close the connection."""
+
+@dataclass(frozen=True, slots=True)
+class SQSRequest:
+    """A request. A call asks the server, and returns its status and its answer."""
+
+    server: SplitResult
+    path: str
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What is asked."""
+        found: dict[str, Any] = json.loads(self.body)
+        return found
+
+    @property
+    def access_key(self) -> str:
+        """Who asks."""
+        return self.headers["Authorization"].partition("Credential=")[2].partition("/")[0]
+
+    def __call__(self) -> tuple[int, Any]:
+        connection = HTTPConnection(str(self.server.hostname), self.server.port, timeout=30)
+        try:
+            connection.request("POST", self.path, self.body, dict(self.headers))
+            response = connection.getresponse()
+            return response.status, json.loads(response.read() or b"{}")
+        finally:
+            connection.close()
+
+
+Answer = Callable[[str, SQSRequest], tuple[int, Any] | None]
+"""A function of an operation's name and of the request; None: close the connection."""
 
 
 def refusal(code: str) -> tuple[int, dict[str, Any]]:
@@ -29,17 +61,7 @@ def proxy(url: str, answer: Answer) -> Iterator[str]:
         def do_POST(self) -> None:
             operation = self.headers["X-Amz-Target"].partition(".")[2]
             body = self.rfile.read(int(self.headers["Content-Length"]))
-
-            def ask() -> tuple[int, dict[str, Any]]:
-                connection = HTTPConnection(str(server.hostname), server.port, timeout=30)
-                try:
-                    connection.request("POST", self.path, body, dict(self.headers.items()))
-                    response = connection.getresponse()
-                    return response.status, json.loads(response.read() or b"{}")
-                finally:
-                    connection.close()
-
-            found = answer(operation, ask)
+            found = answer(operation, SQSRequest(server, self.path, dict(self.headers.items()), body))
             if found is None:
                 self.close_connection = True
                 return
