@@ -36,6 +36,11 @@ class Chains(Generic[M]):
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def behind(self, key: Hashable | None, held: M) -> list[M]:
+        """The messages of a key that wait behind this one."""
+        waiting = list(self._behind.get(key, ()))
+        return waiting[waiting.index(held) + 1 :] if held in waiting else waiting
+
     async def _chain(self, key: Hashable | None, held: M) -> None:
         try:
             await self._run(held)

@@ -178,6 +178,39 @@ def test_a_fifo_queue(sqs: SQSQueues) -> None:
     assert seen == {b"1": 3, b"2": 1, b"3": 1, b"4": 1}
 
 
+def test_the_order_of_a_message_that_is_lost(sqs: SQSQueues, caplog: pytest.LogCaptureFixture) -> None:
+    """If SQS takes back a message of a FIFO queue from the consumer, the later ones of its group do not run
+    before it is delivered again, although the consumer holds them; others do."""
+    queue, seen, handles = sqs.new(fifo=True), list[bytes](), dict[bytes, str]()
+
+    def answer(operation: str, ask: SQSRequest) -> Any:
+        entries = ask.fields.get("Entries", [])
+        lost = [each["Id"] for each in entries if each["ReceiptHandle"] == handles.get(b"1")]
+        if operation != "ChangeMessageVisibilityBatch" or not lost:
+            return ask()
+        kept = [{"Id": each["Id"]} for each in entries if each["Id"] not in lost]
+        return 200, {
+            "Successful": kept,
+            "Failed": [{"Id": lost[0], "Code": "ReceiptHandleIsInvalid", "SenderFault": True}],
+        }
+
+    def handle(message: Delivery) -> Outcome:
+        if message.payload == b"1" and not handles:
+            handles[b"1"] = message.raw["ReceiptHandle"]
+            wait_until(lambda: "no longer this consumer's" in caplog.text)
+            sqs.client.change_message_visibility(
+                QueueUrl=sqs.at(queue), ReceiptHandle=handles[b"1"], VisibilityTimeout=0
+            )
+            return Outcome(Verdict.NEW, error=ConnectionError("no database"), is_answered=True)
+        seen.append(message.payload)
+        return Outcome(Verdict.NEW)
+
+    sqs.put(queue, [made_by_others(body, group="g") for body in "123"] + [made_by_others("4", group="h")])
+    with proxy(sqs.url, answer) as url, running(consumer(url, queue, handle, concurrency=4)):
+        wait_until(lambda: len(seen) >= 4 and sqs.waiting(queue) == (0, 0))
+    assert seen == [b"4", b"1", b"2", b"3"]
+
+
 def test_strange_answers(sqs: SQSQueues, monkeypatch: pytest.MonkeyPatch) -> None:
     """If something else answers in SQS's place, the consumer asks again, whatever it has asked; a dead letter
     that SQS has not confirmed is not stored, and what it does not say is not so."""

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Hashable, Iterable
 from contextlib import AbstractContextManager, suppress
 from operator import attrgetter
 from typing import Any, ClassVar, Generic, TypeVar
@@ -134,6 +134,10 @@ class LeaseConsumer(ABC, Generic[M]):
     async def _close(self) -> None:
         """Close the connections."""
 
+    def _keeps_order(self) -> bool:
+        """Whether the broker delivers messages of a key in order, also when one is delivered again."""
+        return False
+
     @abstractmethod
     def _is_kept(self, message: M) -> bool:
         """Whether a message that must run again stays here: the broker would bury it after one more delivery,
@@ -246,12 +250,15 @@ class LeaseConsumer(ABC, Generic[M]):
         self.stop()
 
     def _take(self, message: M) -> None:
+        self._chains.add(self._key_of(message), message)
+
+    def _key_of(self, message: M) -> Hashable | None:
         try:
-            key = self._key and self._key(message.delivery)
+            key: Hashable | None = self._key and self._key(message.delivery)
             hash(key)
         except Exception:  # noqa: BLE001 - the listener calls it again, and decides about the message
-            key = None
-        self._chains.add(key, message)
+            return None
+        return key
 
     def _failures_of(self, delivery: Delivery) -> int:
         message = self._running.get(id(delivery.raw))
@@ -321,7 +328,14 @@ class LeaseConsumer(ABC, Generic[M]):
         while True:
             await asyncio.sleep(self._lease / _TURNS)
             due = [message for message in self._held() if message.is_due]
-            await asyncio.gather(*(message.extend() for message in due))
+            await asyncio.gather(*(self._keep_hidden(message) for message in due))
+
+    async def _keep_hidden(self, message: M) -> None:
+        await message.extend()
+        if message.is_lost and self._keeps_order():
+            # It comes again: what waits behind it must come after it, and not run here before.
+            for each in self._chains.behind(self._key_of(message), message):
+                self._start(each.give_back(self._shortest_delay))
 
     async def _keep_fresh(self) -> None:
         while not await self._is_stopped_within(_REFRESH):

@@ -43,6 +43,8 @@ class LeasedMessage(ABC):
         counts, whatever the reason."""
         self.is_open = True
         """Whether it is neither settled nor lost."""
+        self.is_lost = False
+        """Whether another consumer may get it, or has it, although it is not settled."""
         self._lease = lease
         self._free = free
         self._lock = asyncio.Lock()
@@ -107,6 +109,7 @@ class LeasedMessage(ABC):
             else:
                 self._renewed()
             if lost or self.has_lapsed:
+                self.is_lost = True
                 self._close()
                 self.log.warning(
                     "%s: no longer this consumer's: %s", self.delivery.place, lost or "time is over"

@@ -131,6 +131,9 @@ class AsyncRocketMQConsumer(LeaseConsumer[HeldMessage]):
             await message.bury()
         await super()._run_until_settled(message)
 
+    def _keeps_order(self) -> bool:
+        return self._settings.in_order
+
     def _is_kept(self, message: HeldMessage) -> bool:
         """In a group in order every message stays: RocketMQ would also deliver the later ones again."""
         return self._settings.in_order or 0 < self._settings.deliveries <= message.deliveries

@@ -98,6 +98,9 @@ class AsyncSQSConsumer(LeaseConsumer[Receipt]):
     async def _close(self) -> None:
         await self._link.close()
 
+    def _keeps_order(self) -> bool:
+        return self._link.queue.is_fifo
+
     def _is_kept(self, message: Receipt) -> bool:
         """In a FIFO queue every message stays: the later ones of its group would have to go back, too."""
         queue = self._link.queue
