@@ -66,6 +66,10 @@ def test_messages_of_others() -> None:
     assert (found.id, found.key, found.headers, found.payload) == ("1", "\\ud800", {}, b"x")
     assert found.created_at == datetime(2026, 1, 2, tzinfo=UTC)
     assert delivery_of({}, "orders", 1).payload == b""
+    odd_more = {"a": 1, "b": {"type": 5, "text": "x"}, "c": {"type": "String", "text": 5}, "d e": text("x")}
+    odd_more |= {"f": {"type": "Binary", "binary": ""}, "g": {"type": "String", "text": "x"}}
+    told = {"MessageAttributes": {"inbox": text(json.dumps({"id": "1", "attributes": odd_more}))}}
+    assert {*attributes_of(told)} == {"inbox", "g"}
 
 
 def test_invalid_options() -> None:
@@ -234,6 +238,25 @@ def test_strange_answers(sqs: SQSQueues, monkeypatch: pytest.MonkeyPatch) -> Non
         wait_until(lambda: sqs.waiting(queue) == (0, 0) and asked["GetQueueAttributes"] > len(strange))
     assert [letter["Body"] for letter in sqs.taken(dead, 1)] == ["dead"]
     assert min(asked.values()) > len(strange), asked
+
+
+@pytest.mark.long
+def test_another_queue_for_dead_letters(sqs: SQSQueues, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the RedrivePolicy names another one later, letters go there."""
+    monkeypatch.setattr(leased, "_REFRESH", 0.2)
+    first, second = sqs.new(), sqs.new()
+    queue = sqs.redriving(first, 100)
+    with running(consumer(sqs.url, queue, lambda _: Outcome(Verdict.MISMATCH), dead_letter=None)) as one:
+        wait_until(lambda: one.probe().is_ready)
+        policy = {
+            "deadLetterTargetArn": f"arn:aws:sqs:us-east-1:000000000000:{second}",
+            "maxReceiveCount": 50,
+        }
+        changed = {"RedrivePolicy": json.dumps(policy)}
+        sqs.client.set_queue_attributes(QueueUrl=sqs.at(queue), Attributes=changed)
+        sqs.delete(first)
+        sqs.put(queue, [made_by_others("1")])
+        wait_until(lambda: sqs.waiting(second) == (1, 0))
 
 
 def test_dead_letters(sqs: SQSQueues) -> None:

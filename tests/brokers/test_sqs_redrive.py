@@ -111,6 +111,22 @@ def test_what_a_server_may_do(sqs: SQSQueues) -> None:
     assert [each.payload for each in sqs.received(queue, 1)] == [b"goes"]
 
 
+def test_a_letter_without_a_key(sqs: SQSQueues) -> None:
+    """It has none when it comes back, although a FIFO queue has given it a group meanwhile."""
+    queue, dead, seen = sqs.new(), sqs.new(fifo=True), list[Delivery]()
+
+    def handle(message: Delivery) -> Outcome:
+        seen.append(message)
+        return REFUSED if len(seen) == 1 else Outcome(Verdict.NEW)
+
+    sqs.put(queue, [made_by_others("1")])
+    with running(SQSConsumer(sqs.url, queue, handle, dead_letter=dead, backoff=SOON, visibility=10)):
+        wait_until(lambda: sqs.waiting(dead) == (1, 0))
+        assert redrive(sqs.url, dead) == Redriven(1, 0)
+        wait_until(lambda: len(seen) == 2)
+    assert [(each.id, each.key) for each in seen] == [(seen[0].id, None)] * 2
+
+
 def test_a_letter_that_is_too_large(sqs: SQSQueues) -> None:
     """It is counted, and stays."""
     dead = sqs.new()

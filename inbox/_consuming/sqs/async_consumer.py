@@ -58,6 +58,7 @@ class AsyncSQSConsumer(LeaseConsumer[Receipt]):
             on_event=on_event,
             options=listener,
         )
+        self._given = self._dead_letter
         self._link = QueueLink(place, queue)
         self._reception = Reception(
             self._ask,
@@ -71,8 +72,11 @@ class AsyncSQSConsumer(LeaseConsumer[Receipt]):
         )
 
     async def _connect(self) -> None:
-        self._dead_letter = await connected(self._link, self._dead_letter, self._max_attempts)
+        await self._look_up()
         self._life.connected()
+
+    async def _look_up(self) -> None:
+        self._dead_letter = await connected(self._link, self._given, self._max_attempts)
 
     def _receiving(self) -> Iterable[Coroutine[Any, Any, None]]:
         return [self._reception.run()]
@@ -83,11 +87,11 @@ class AsyncSQSConsumer(LeaseConsumer[Receipt]):
 
     async def _refresh(self) -> None:
         try:
-            options.check_deliveries(await self._link.open(), self._max_attempts)
+            await self._look_up()
         except InvalidOption as error:
             self._log.error("%s", error)
-        except FAILURES as error:
-            self._log.debug("the queue's settings cannot be read: %s", text_of(error))
+        except ConnectionError as error:
+            self._log.debug("the queue's settings cannot be read: %s", error)
 
     def _held(self) -> list[Receipt]:
         return self._reception.held

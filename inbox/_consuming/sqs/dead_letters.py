@@ -89,7 +89,7 @@ def _known(delivery: Delivery) -> dict[str, Any]:
     created = {} if delivery.created_at is None else {CREATED: delivery.created_at.isoformat()}
     group = object_in(attributes, ATTRIBUTE).get(KEY, system(delivery.raw, "MessageGroupId"))
     first = object_in(attributes, ATTRIBUTE).get(ID) or delivery.raw.get("MessageId")
-    return {ID: first, **created, **({} if group is None else {KEY: group})}
+    return {ID: first, **created, KEY: group}
 
 
 def _copy(target: Queue, delivery: Delivery, said: Mapping[str, Any], *, once: str) -> dict[str, Any]:

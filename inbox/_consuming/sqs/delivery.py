@@ -1,6 +1,7 @@
 """Convert a message that SQS delivers to a delivery."""
 
 import base64
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -23,6 +24,9 @@ ID, KEY, CREATED, MORE = "id", "key", "created", "attributes"
 """In that object: what SQS knew of a message that no outbox has sent, and attributes that found no room."""
 TYPE, TEXT, BINARY = "type", "text", "binary"
 """The parts of such an attribute."""
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,256}")
+_TYPE = re.compile(r"(String|Number|Binary)(\.[ -~]+)?")
 
 
 def delivery_of(message: Mapping[str, Any], queue: str, attempt: int) -> Delivery:
@@ -93,11 +97,19 @@ def attributes_of(message: Mapping[str, Any]) -> dict[str, Any]:
     more = object_in(found, ATTRIBUTE).get(MORE)
     for name, written in more.items() if isinstance(more, dict) else ():
         with suppress(TypeError, ValueError, KeyError):  # else written by somebody else
-            if BINARY in written:
-                found[name] = {"DataType": written[TYPE], "BinaryValue": base64.b64decode(written[BINARY])}
-            else:
-                found[name] = {"DataType": written[TYPE], "StringValue": written[TEXT]}
+            found |= _restored(name, written)
     return found
+
+
+def _restored(name: str, written: Mapping[str, Any]) -> dict[str, Any]:
+    """An attribute that found no room, if SQS would take it."""
+    if not (name != ATTRIBUTE and _NAME.fullmatch(name) and _TYPE.fullmatch(written[TYPE])):
+        return {}
+    if BINARY in written:
+        value: dict[str, Any] = {"BinaryValue": base64.b64decode(written[BINARY])}
+    else:
+        value = {"StringValue": written[TEXT] if wire.is_text(written[TEXT]) else ""}
+    return {name: {"DataType": written[TYPE], **value}} if all(value.values()) else {}
 
 
 def object_in(attributes: Mapping[str, Any], name: str) -> dict[str, Any]:

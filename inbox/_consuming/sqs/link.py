@@ -8,7 +8,7 @@ from typing import Any
 from inbox._consuming.leased.batches import RequestBatches
 from inbox._listening.thread_pool import in_thread
 from inbox_outbox_base.brokers.sqs.address import SQSAddress
-from inbox_outbox_base.brokers.sqs.client import ask, is_login_refused, new_client, plain
+from inbox_outbox_base.brokers.sqs.client import FAILURES, ask, is_login_refused, new_client, plain
 from inbox_outbox_base.brokers.sqs.queue import Queue, find
 
 from .options import MOST
