@@ -9,7 +9,7 @@ from tests.support.brokers.rocketmq_topics import Topics
 from tests.support.cli import inbox_outbox
 from tests.support.database import Database
 from tests.support.documented_code import name, pages_that_need, run_on_broker
-from tests.support.outbox_publishers import TABLES, count, publish
+from tests.support.outbox_publishers import publish
 
 pytest_plugins = ["tests.support.brokers.rocketmq_fixtures"]
 
@@ -25,24 +25,6 @@ def test_drain(postgres: Database, rocketmq: Topics) -> None:
     assert (found["sent"], found["left"]) == (2, 0)
     assert "s3cr3t" not in done.stdout + done.stderr
     assert [each.body for each in rocketmq.stored(topic)] == [b"a1", b"a2"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "why"),
-    [
-        (["--to", "rocketmq://key:s3cr3t@host:port"], "--to: expected rocketmq://"),
-        (["--to", "rocketmq://key:s3cr3t@host", "--exchange", "e"], "only RabbitMQ has exchanges"),
-    ],
-)
-def test_wrong_arguments(postgres: Database, arguments: list[str], why: str) -> None:
-    """A wrong argument is reported in one line that names the option, without the secret, and nothing is
-    sent."""
-    publish(postgres.engine(), "a1")
-    done = inbox_outbox("outbox", "drain", *arguments, url=postgres.url)
-    assert done.returncode == 2
-    assert why in done.stderr
-    assert "s3cr3t" not in done.stdout + done.stderr
-    assert count(postgres.engine(), TABLES.message) == 1
 
 
 @pytest.mark.parametrize("page", pages_that_need("rocketmq"), ids=name)

@@ -265,6 +265,10 @@ WRONG: list[tuple[list[str], str]] = [
     (["relay", "--to", "amqp://host", "--after-dead", "stop"], "--after-dead"),
     (["relay", "--to", "kafka://host:1", "--exchange", "e"], "only RabbitMQ has exchanges"),
     (["relay", "--to", "kafka://host:1?no.such.setting=s3cr3t"], "no.such.setting"),
+    (["drain", "--to", "rocketmq://key:s3cr3t@host:port"], "--to: expected rocketmq://"),
+    (["drain", "--to", "rocketmq://key:s3cr3t@host", "--exchange", "e"], "only RabbitMQ has exchanges"),
+    (["drain", "--to", "sqs://key:s3cr3t@host:port"], "--to: expected sqs://"),
+    (["drain", "--to", "sqs://key:s3cr3t@host", "--exchange", "e"], "only RabbitMQ has exchanges"),
 ]
 
 
