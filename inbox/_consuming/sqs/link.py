@@ -68,7 +68,8 @@ class QueueLink:
         try:
             answer = await in_thread(asking)()
         except FAILURES as error:
-            if is_login_refused(error):  # a new client looks for a login again, which may have been renewed
+            if is_login_refused(error) and not self._address.access_key:
+                # A new client looks for a login again, which may have been renewed.
                 self._client = await in_thread(self._new_client)()
             raise
         found: list[dict[str, Any]] = answer.get("Messages") or []

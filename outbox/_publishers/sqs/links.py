@@ -65,7 +65,7 @@ class QueueLinks:
         try:
             queue = self.look(topic)
         except FAILURES as error:
-            if is_login_refused(error):
+            if is_login_refused(error) and not self._address.access_key:
                 self._client = None  # the next one looks for a login again, which may have been renewed
             return outcome_of_lookup(error, self._name(topic))
         self._queues[topic] = queue, clock.now()
