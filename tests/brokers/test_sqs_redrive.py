@@ -6,9 +6,13 @@ from typing import Any
 
 import pytest
 
-from inbox import Delivery, Outcome, Verdict
+from inbox import Action, Decision, Delivery, Outcome, Verdict
+from inbox._consuming.sqs.dead_letters import dead_letter
+from inbox._consuming.sqs.delivery import ATTRIBUTE, delivery_of, object_in
 from inbox.errors import InvalidOption
 from inbox.sqs import Redriven, SQSConsumer, redrive
+from inbox_outbox_base.brokers.sqs.message import size_of
+from inbox_outbox_base.brokers.sqs.queue import Queue
 from outbox.sqs import SQSPublisher
 from tests.support.answers import published
 from tests.support.brokers.consumers import SOON, running
@@ -127,8 +131,33 @@ def test_a_letter_without_a_key(sqs: SQSQueues) -> None:
     assert [(each.id, each.key) for each in seen] == [(seen[0].id, None)] * 2
 
 
-def test_a_letter_that_is_too_large(sqs: SQSQueues) -> None:
-    """It is counted, and stays."""
-    dead = sqs.new()
-    sqs.put(dead, [made_by_others("a" * 262_144), made_by_others("b")])
-    assert redrive(sqs.url, dead, to=sqs.new()) == Redriven(2, 0)
+def test_a_letter_that_is_too_large(sqs: SQSQueues, caplog: pytest.LogCaptureFixture) -> None:
+    """It is counted, and stays. If there is no room for its id only, it is moved, with a warning."""
+    dead, queue = sqs.new(), sqs.new()
+    sqs.put(dead, [made_by_others("a" * 1_025), made_by_others("b" * 1_000)])
+
+    def answer(operation: str, ask: SQSRequest) -> Any:
+        small = {"Attributes": {"MaximumMessageSize": "1024"}}
+        return (200, small) if operation == "GetQueueAttributes" else ask()
+
+    with proxy(sqs.url, answer) as url:
+        assert redrive(url, dead, to=queue) == Redriven(1, 0, 1)
+    assert "too large for queue" in caplog.text
+    assert "no room for its id" in caplog.text
+    assert (sqs.waiting(dead), sqs.waiting(queue)) == ((1, 0), (1, 0))
+
+
+def test_a_letter_with_little_room() -> None:
+    """The reason is cut first, and what SQS knew of the message is left out last."""
+    given = {"Body": "x" * 1_000, "MessageId": "m", "Attributes": {"SentTimestamp": "1767312000000"}}
+    decision = Decision(Action.DEAD_LETTER, reason="why" * 100)
+    said = []
+    for room in (500, 200, 130, 90, 0):
+        target = Queue("dead", "", 1_000 + room, None, None, 0)
+        entry = dead_letter(replace(target, name="orders"), target, delivery_of(given, "orders", 1), decision)
+        found = object_in(entry["MessageAttributes"], ATTRIBUTE)
+        assert size_of(entry) <= target.largest
+        said.append((len(found.get("reason", "")), found.get("id")))
+    assert said[0] == (300, "m")
+    assert said[3:] == [(0, "m"), (0, None)]
+    assert sorted(said, reverse=True, key=lambda each: each[0]) == said

@@ -38,14 +38,15 @@ _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 
 def dead_letter(source: Queue, target: Queue, delivery: Delivery, decision: Decision) -> dict[str, Any]:
     """The message as it is sent from its queue to that of the dead letters: unchanged, with an attribute that
-    says why it is there. If there is no room for the reason, it is cut, or left out."""
+    says why it is there. If there is no room for the reason, it is cut, or left out; then what SQS knew."""
     reason = _UNPRINTABLE.sub(" ", decision.reason)[:_LONGEST_REASON].strip() or str(decision.action)
-    said = {**_known(delivery), QUEUE: source.name, ATTEMPT: delivery.attempt, REASON: reason}
+    known = _known(delivery)
+    said = {**known, QUEUE: source.name, ATTEMPT: delivery.attempt, REASON: reason}
     once = str(delivery.raw.get("MessageId"))
     entry = _copy(target, delivery, said, once=once)
     while wire.size_of(entry) > target.largest and said:
         reason = reason[: len(reason) // 2]
-        said = {**said, REASON: reason} if reason else {}
+        said = {**said, REASON: reason} if reason else known if said != known else {}
         entry = _copy(target, delivery, said, once=once)
     return entry
 
@@ -53,6 +54,11 @@ def dead_letter(source: Queue, target: Queue, delivery: Delivery, decision: Deci
 def moved_back(target: Queue, delivery: Delivery) -> dict[str, Any] | None:
     """A dead letter as it is sent back to a queue, to begin anew; None if it is too large for it."""
     return _fitting(target, delivery, _known(delivery)) or _fitting(target, delivery, {})
+
+
+def has_its_id(entry: Mapping[str, Any]) -> bool:
+    """Whether a copy has the id that the message had: SQS gives a new one to what no outbox has sent."""
+    return not entry["MessageAttributes"].keys().isdisjoint((wire.ATTRIBUTE, ATTRIBUTE))
 
 
 def looked_at(letters: Queue, delivery: Delivery, mark: str) -> dict[str, Any] | None:

@@ -21,7 +21,7 @@ from inbox_outbox_base.errors.inbox import InvalidOption
 from inbox_outbox_base.words.redriven import Only, Redriven
 
 from . import options
-from .dead_letters import is_looked_at, looked_at, moved_back, source_of
+from .dead_letters import has_its_id, is_looked_at, looked_at, moved_back, source_of
 from .delivery import delivery_of
 
 _HIDDEN = 300
@@ -45,7 +45,8 @@ def redrive(
 
     A letter leaves the dead letters after SQS has confirmed it in its queue, so none is lost; if the call is
     killed in between, the message is in both, and its inbox takes it once. It keeps its id, its key and its
-    time, and has all its attempts again. It arrives behind the messages that wait.
+    time, and has all its attempts again; only a message of another producer that fills its queue's limit
+    gets another id, with a warning. It arrives behind the messages that wait.
 
     Each letter is looked at once. One that was moved and dies again meanwhile stays. While the call runs, and
     for five minutes if it is killed, nobody else gets the letters that stay; in a FIFO queue they are written
@@ -145,6 +146,8 @@ class _SQSMover:
             _log.warning("%s, id %s: too large for queue %r", delivery.place, delivery.id, name)
             self._leave(letter)
             return
+        if not has_its_id(entry):
+            _log.warning("%s, id %s: no room for its id, so it gets another", delivery.place, delivery.id)
         if not self._dry_run:
             ask(self._client.send_message, "MessageId", QueueUrl=self._queues[name].url, **entry)
         self._choice.moved += 1
