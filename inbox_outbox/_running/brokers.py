@@ -209,9 +209,9 @@ def _webhook_secrets(path: Path | None) -> list[str]:
 
 def remember_secret(url: str) -> None:
     """Never print the secret of this address of NATS, Redis, RocketMQ or SQS; NATS has tokens, too."""
-    login = url.partition("://")[2].rpartition("@")[0]
-    user, colon, secret = login.partition(":")
-    remember(unquote(secret if colon else user))
+    scheme, _, rest = url.partition("://")
+    user, colon, secret = rest.rpartition("@")[0].partition(":")
+    remember(unquote(user if scheme in ("nats", "tls") and not colon else secret))
 
 
 def remember(password: str) -> None:

@@ -21,7 +21,7 @@ from tests.support.brokers.suite_classes import OnLocalServer, PostgresConsumerS
 
 pytest_plugins = ["tests.support.brokers.sqs_fixtures"]
 
-TIMEOUT = 4.0
+TIMEOUT = 8.0
 
 
 class OnElasticMQ(OnLocalServer):

@@ -37,11 +37,11 @@ def test_a_relay_from_begin_to_end(engine: Engine) -> None:
     """It is ready while it runs, also if the broker rejects a topic, which the answer names without its
     password; afterwards it is neither live nor ready."""
     publish(engine, "a1", topic="mail")
-    full = Unavailable("amqp://guest:s3cr3t@broker is full", 3_600.0)
+    full = Unavailable("amqp://shop:s3cr3t@broker is full", 3_600.0)
     relay = Relay(engine, Recorder({"a1": [full] * 100}), name="one")
     says = "it has not begun", "it is not in the group of relays"
     assert relay.probe() == Probe("relay one", is_live=True, is_ready=False, says=says)
-    rejected = "topic 'mail' is rejected: amqp://guest:***@broker is full"
+    rejected = "topic 'mail' is rejected: amqp://shop:***@broker is full"
     with serve_probes("127.0.0.1:0", relay) as place:
         assert asked(place, "/ready")[0] == 503
         with running(relay):
