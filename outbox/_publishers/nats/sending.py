@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from inbox_outbox_base.brokers.nats.client import FAILURES, Client, Msg, text_of
 from inbox_outbox_base.brokers.nats.message import LONGEST_HEADERS, headers_of, reason_not_a_subject, size_of
 from inbox_outbox_base.words.outgoing import Accepted, Envelope, Outcome, Refused, Unavailable, Unknown
+from outbox._publishers.key_chains import Chain, chains_of
 
 from .answers import outcome_of
 from .link import NatsLink
@@ -18,9 +19,6 @@ _MOST_BYTES = 4 * 1_024 * 1_024
 _LOOK = 0.2
 """Seconds after which the connection is looked at, if nothing else happens: the client does not always say
 that it has broken."""
-
-Chain = deque[int]
-"""Places in the batch; each message leaves when the previous one in its chain has been accepted."""
 
 
 class NatsSending:
@@ -38,7 +36,7 @@ class NatsSending:
         self._batch = batch
         self._last_start = last_start
         self._end = end
-        self._ready = deque(_chains(batch))
+        self._ready = deque(chains_of(batch))
         self._sent: dict[str, tuple[Chain, int]] = {}
         """What has no answer, by the answer's subject: its chain and its size."""
         self._size = 0
@@ -166,11 +164,3 @@ def _checked_size(envelope: Envelope, headers: int, limit: int) -> int:
     if size > limit:
         raise ValueError(f"{size} bytes with its headers: the server takes {limit} (max_payload)")
     return size
-
-
-def _chains(batch: Sequence[Envelope]) -> list[Chain]:
-    """A chain of places for each key, and one for each message without a key."""
-    chains: dict[object, Chain] = {}
-    for place, envelope in enumerate(batch):
-        chains.setdefault((place,) if envelope.key is None else envelope.key, deque()).append(place)
-    return list(chains.values())

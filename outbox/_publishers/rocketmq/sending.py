@@ -10,6 +10,7 @@ from inbox_outbox_base.brokers.rocketmq.client import grpc
 from inbox_outbox_base.brokers.rocketmq.message import message_of
 from inbox_outbox_base.calls import clock
 from inbox_outbox_base.words.outgoing import Accepted, Envelope, Outcome, Refused, Unavailable, Unknown
+from outbox._publishers.key_chains import Chain, chains_of
 
 from .answers import outcome_of, outcome_of_error
 from .proxies import Proxies, Route
@@ -36,10 +37,10 @@ class RocketMQSending:
         self._route = route
         self._end = end
         self._deadline = end - (end - clock.now()) * _SHARE_FOR_THE_CLIENT
-        self._chains = _chains(batch)
+        self._chains = chains_of(batch)
         """Chains of places: each message leaves when the previous one in its chain has been accepted."""
         self._ready = deque(self._chains)
-        self._sent: dict[int, tuple[Any, deque[int]]] = {}
+        self._sent: dict[int, tuple[Any, Chain]] = {}
         """By place, the requests without an answer."""
         self._arrived: queue.SimpleQueue[int] = queue.SimpleQueue()
         self.has_failed = False
@@ -56,7 +57,7 @@ class RocketMQSending:
         finally:
             self._cancel()
 
-    def _start(self, chain: deque[int]) -> Generator[tuple[int, Outcome]]:
+    def _start(self, chain: Chain) -> Generator[tuple[int, Outcome]]:
         place = chain[0]
         rest = self._deadline - clock.now()
         if rest <= 0:
@@ -103,7 +104,7 @@ class RocketMQSending:
             return outcome_of_error(error)
         return outcome_of(answer, envelope)
 
-    def _ended(self, chain: deque[int], outcome: Outcome) -> Generator[tuple[int, Outcome]]:
+    def _ended(self, chain: Chain, outcome: Outcome) -> Generator[tuple[int, Outcome]]:
         """The outcome of a chain's first message, and of the later ones if they cannot be sent now."""
         self.has_failed |= not isinstance(outcome, Accepted | Refused)
         yield chain.popleft(), outcome
@@ -118,11 +119,3 @@ class RocketMQSending:
         for request, _ in self._sent.values():
             request.cancel()
         self._sent.clear()
-
-
-def _chains(batch: Sequence[Envelope]) -> list[deque[int]]:
-    """A chain of places for each key, and one for each message without a key."""
-    chains: dict[object, deque[int]] = {}
-    for place, envelope in enumerate(batch):
-        chains.setdefault(place if envelope.key is None else envelope.key, deque()).append(place)
-    return list(chains.values())
