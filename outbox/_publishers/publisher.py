@@ -4,6 +4,7 @@ from collections.abc import AsyncIterable, Awaitable, Iterable, Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from inbox_outbox_base.checks import outbox_options
+from inbox_outbox_base.errors.outbox import InvalidOption, UnsafeBroker
 from inbox_outbox_base.words.outgoing import Envelope, Outcome
 
 Answer: TypeAlias = Outcome | tuple[int, Outcome]
@@ -66,3 +67,24 @@ def is_concurrent(publisher: Any) -> bool:
         InvalidOption: neither True nor False.
     """
     return outbox_options.flag("publisher.concurrent", getattr(publisher, "concurrent", True))
+
+
+def check_lease(timeout: float, lease: float) -> None:
+    """Check that a send ends within a lease.
+
+    Raises:
+        UnsafeBroker: it may not.
+    """
+    if timeout >= lease:
+        raise UnsafeBroker(f"timeout={timeout:g}: expected less than the lease of {lease:g} s")
+
+
+def topic_names(topics: Sequence[str]) -> tuple[str, ...]:
+    """The option `topics`.
+
+    Raises:
+        InvalidOption: not a sequence of texts.
+    """
+    if isinstance(topics, str) or not all(isinstance(topic, str) for topic in topics):
+        raise InvalidOption(f"topics={topics!r}: expected a sequence of strings")
+    return tuple(topics)

@@ -10,8 +10,8 @@ from typing import Any
 from inbox_outbox_base.calls import clock
 from inbox_outbox_base.checks import outbox_options
 from inbox_outbox_base.checks.extras import brought_by
-from inbox_outbox_base.errors.outbox import UnsafeBroker
 from inbox_outbox_base.words.outgoing import Envelope, Outcome
+from outbox._publishers.publisher import check_lease
 from outbox._publishers.sends_in_threads import PublisherInThreads
 
 from . import producer_settings
@@ -68,8 +68,7 @@ class KafkaPublisher:
             UnsafeBroker: names the setting, its value, and why.
             KafkaException: the client does not know the setting or its value.
         """
-        if self.timeout >= lease:
-            raise UnsafeBroker(f"timeout={self.timeout:g}: expected less than the lease of {lease:g} s")
+        check_lease(self.timeout, lease)
         producer_settings.check(self._settings)
         self._producers.open()
 

@@ -21,6 +21,7 @@ from inbox_outbox_base.brokers.nats.message import reason_not_a_subject
 from inbox_outbox_base.checks import outbox_options
 from inbox_outbox_base.errors.outbox import InvalidOption, UnsafeBroker
 from inbox_outbox_base.words.outgoing import Envelope, Outcome, Unavailable
+from outbox._publishers.publisher import check_lease, topic_names
 
 from .link import NatsLink
 from .sending import NatsSending
@@ -41,12 +42,10 @@ class AsyncNatsPublisher:
 
     def __init__(self, url: str, *, topics: Sequence[str] = (), timeout: float | timedelta = 10) -> None:
         self._address = address.parse(url, error=InvalidOption)
-        if isinstance(topics, str) or not all(isinstance(topic, str) for topic in topics):
-            raise InvalidOption(f"topics={topics!r}: expected a sequence of strings")
+        self._topics = topic_names(topics)
         for topic in topics:
             if reason := reason_not_a_subject(topic):
                 raise InvalidOption(f"topics={topic!r}: {reason}")
-        self._topics = tuple(topics)
         self.timeout = outbox_options.seconds("timeout", timeout, positive=True)
         self._links: set[NatsLink] = set()
         self._idle: list[NatsLink] = []
@@ -58,8 +57,7 @@ class AsyncNatsPublisher:
 
     async def check(self, lease: float) -> None:
         """See `NatsPublisher.check`."""
-        if self.timeout >= lease:
-            raise UnsafeBroker(f"timeout={self.timeout:g}: expected less than the lease of {lease:g} s")
+        check_lease(self.timeout, lease)
         link, is_usable = self._link(), False
         try:
             async with asyncio.timeout(self.timeout):

@@ -13,6 +13,7 @@ from inbox_outbox_base.brokers.rabbitmq import address
 from inbox_outbox_base.checks import outbox_options
 from inbox_outbox_base.errors.outbox import InvalidOption, UnsafeBroker
 from inbox_outbox_base.words.outgoing import Envelope, Outcome, Unavailable, Unknown
+from outbox._publishers.publisher import check_lease
 
 from .link import RabbitLink
 from .message import Unsent, closes_channel, is_about_one, outcome_of
@@ -39,8 +40,7 @@ class AsyncRabbitPublisher:
 
     async def check(self, lease: float) -> None:
         """See `RabbitPublisher.check`."""
-        if self.timeout >= lease:
-            raise UnsafeBroker(f"timeout={self.timeout:g}: expected less than the lease of {lease:g} s")
+        check_lease(self.timeout, lease)
         link, is_usable = self._link(), False
         try:
             async with asyncio.timeout(self.timeout):

@@ -10,6 +10,7 @@ from inbox_outbox_base.checks import options, outbox_options
 from inbox_outbox_base.checks.extras import brought_by
 from inbox_outbox_base.errors.outbox import InvalidOption, UnsafeBroker
 from inbox_outbox_base.words.outgoing import Envelope, Outcome
+from outbox._publishers.publisher import check_lease, topic_names
 from outbox._publishers.sends_in_threads import PublisherInThreads
 
 with brought_by("redis"):
@@ -68,9 +69,7 @@ class RedisStreamsPublisher:
         timeout: float | timedelta = 10,
     ) -> None:
         self._address = address.parse(url, error=InvalidOption)
-        if isinstance(topics, str) or not all(isinstance(topic, str) for topic in topics):
-            raise InvalidOption(f"topics={topics!r}: expected a sequence of strings")
-        self._topics = tuple(topics)
+        self._topics = topic_names(topics)
         self._largest = options.count("largest", largest, error=InvalidOption)
         self._durable = outbox_options.flag("durable", durable)
         self.timeout = outbox_options.seconds("timeout", timeout, positive=True)
@@ -91,8 +90,7 @@ class RedisStreamsPublisher:
                 no stream, or, with `durable`, a setting of Redis may lose messages; it names the setting, and
                 no secret.
         """
-        if self.timeout >= lease:
-            raise UnsafeBroker(f"timeout={self.timeout:g}: expected less than the lease of {lease:g} s")
+        check_lease(self.timeout, lease)
         try:
             self._check_streams()
             found: dict[str, str] = {}

@@ -9,6 +9,7 @@ from inbox_outbox_base.checks import outbox_options
 from inbox_outbox_base.checks.extras import brought_by
 from inbox_outbox_base.errors.outbox import InvalidOption, UnsafeBroker
 from inbox_outbox_base.words.outgoing import Envelope, Outcome, Refused, Unavailable
+from outbox._publishers.publisher import check_lease, topic_names
 from outbox._publishers.sends_in_threads import PublisherInThreads
 
 with brought_by("rocketmq"):
@@ -50,9 +51,7 @@ class RocketMQPublisher:
 
     def __init__(self, url: str, *, topics: Sequence[str] = (), timeout: float | timedelta = 10) -> None:
         self._address = address.parse(url, error=InvalidOption)
-        if isinstance(topics, str) or not all(isinstance(topic, str) for topic in topics):
-            raise InvalidOption(f"topics={topics!r}: expected a sequence of strings")
-        self._topics = tuple(topics)
+        self._topics = topic_names(topics)
         self.timeout = outbox_options.seconds("timeout", timeout, positive=True)
         self._proxies = Proxies(self._address, self.timeout)
 
@@ -69,8 +68,7 @@ class RocketMQPublisher:
                 `topics` does not exist or is not of the type NORMAL or FIFO; it names the setting, and no
                 secret.
         """
-        if self.timeout >= lease:
-            raise UnsafeBroker(f"timeout={self.timeout:g}: expected less than the lease of {lease:g} s")
+        check_lease(self.timeout, lease)
         try:
             refusal = self._proxies.login_refusal(self.timeout / 2)
             if refusal is not None:

@@ -9,6 +9,7 @@ from inbox_outbox_base.checks import options, outbox_options
 from inbox_outbox_base.checks.extras import brought_by
 from inbox_outbox_base.errors.outbox import InvalidOption, UnsafeBroker
 from inbox_outbox_base.words.outgoing import Envelope, Outcome
+from outbox._publishers.publisher import check_lease, topic_names
 from outbox._publishers.sends_in_threads import PublisherInThreads
 
 with brought_by("sqs"):
@@ -77,8 +78,7 @@ class SQSPublisher:
         timeout: float | timedelta = 10,
     ) -> None:
         self._address = address.parse(url, error=InvalidOption)
-        if isinstance(topics, str) or not all(isinstance(topic, str) for topic in topics):
-            raise InvalidOption(f"topics={topics!r}: expected a sequence of strings")
+        self._topics = topic_names(topics)
         named = dict(queues or {})
         for topic, name in named.items():
             if not is_name(name):
@@ -86,7 +86,6 @@ class SQSPublisher:
         for topic in topics:
             if not is_name(named.get(topic, topic)):
                 raise InvalidOption(f"topics={topic!r}: no queue can have this name; name it by queues=")
-        self._topics = tuple(topics)
         self.timeout = outbox_options.seconds("timeout", timeout, positive=True)
         most = None if largest is None else options.count("largest", largest, error=InvalidOption)
         self._links = QueueLinks(self._address, self.timeout * _SHARE_FOR_A_REQUEST, named, most)
@@ -105,8 +104,7 @@ class SQSPublisher:
                 has no queue, or one that deletes messages within a day (MessageRetentionPeriod); it names the
                 setting, and no secret.
         """
-        if self.timeout >= lease:
-            raise UnsafeBroker(f"timeout={self.timeout:g}: expected less than the lease of {lease:g} s")
+        check_lease(self.timeout, lease)
         for topic in self._topics or (_ANY_TOPIC,):
             try:
                 found = self._links.look(topic)

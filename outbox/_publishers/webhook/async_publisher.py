@@ -18,6 +18,7 @@ from inbox_outbox_base.calls import clock
 from inbox_outbox_base.checks import outbox_options
 from inbox_outbox_base.errors.outbox import InvalidOption, UnsafeBroker
 from inbox_outbox_base.words.outgoing import Envelope, Outcome, Unavailable
+from outbox._publishers.publisher import check_lease
 
 from .connecting import ForbiddenAddress, WebhookConnections, addresses_of
 from .endpoint import WebhookEndpoint
@@ -81,8 +82,7 @@ class AsyncWebhookPublisher:
 
     async def check(self, lease: float) -> None:
         """See `WebhookPublisher.check`."""
-        if self.timeout >= lease:
-            raise UnsafeBroker(f"timeout={self.timeout:g}: expected less than the lease of {lease:g} s")
+        check_lease(self.timeout, lease)
         try:
             async with asyncio.timeout(self.timeout):
                 for endpoint in self._known:
