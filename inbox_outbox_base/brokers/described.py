@@ -14,7 +14,7 @@ _compact = json.JSONEncoder(separators=(",", ":")).encode
 """With escapes: any text is carried."""
 
 
-def described(envelope: Envelope, **more: str) -> str:
+def described(envelope: Envelope, **more: object) -> str:
     """Everything but the payload, in ASCII without line feeds; a broker's own names may follow."""
     own: dict[str, object] = {
         ID: envelope.id,

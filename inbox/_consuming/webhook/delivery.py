@@ -1,14 +1,13 @@
 """Convert a verified request to a delivery."""
 
 from collections.abc import Mapping
-from contextlib import suppress
-from datetime import UTC, datetime
 from typing import Any
 
-from inbox._consuming.text import readable, readable_key
+from inbox._consuming.described import delivery_from, texts
+from inbox._consuming.text import readable
+from inbox_outbox_base.brokers.described import ID, TYPE
 from inbox_outbox_base.brokers.webhook import wire
 from inbox_outbox_base.words.incoming import Delivery
-from inbox_outbox_base.words.redelivered import as_first
 
 _NOT_PASSED_ON = frozenset(
     {
@@ -58,33 +57,18 @@ def delivery_of(
             attempt=1,
             place=path,
         )
-    key, given, attempt = own.get(wire.KEY), own.get(wire.HEADERS), own.get(wire.ATTEMPT)
-    found = Delivery(
-        id=readable(own.get(wire.MESSAGE_ID) or headers[wire.ID]),
-        topic=readable(own.get(wire.TOPIC) or path),
-        key=None if key is None else readable_key(key, is_of_outbox=True),
-        payload=body,
-        content_type=readable(own.get(wire.TYPE) or content_type),
-        headers={readable(name): readable(value) for name, value in given.items()}
-        if isinstance(given, dict)
-        else {},
+    attempt = own.get(wire.ATTEMPT)
+    return delivery_from(
+        {**own, ID: own.get(ID) or headers[wire.ID], TYPE: own.get(TYPE) or content_type},
+        body,
+        topic=path,
+        sent_at=None,
         attempt=attempt if type(attempt) is int and attempt > 0 else 1,
-        created_at=_time(own.get(wire.CREATED)),
+        raw=None,
         place=path,
     )
-    return as_first(found)
 
 
 def _of_others(headers: Mapping[str, str]) -> dict[str, str]:
     passed = [(name, value) for name, value in headers.items() if name not in _NOT_PASSED_ON]
-    return {
-        readable(name): readable(value)
-        for name, value in (wire.event_attribute(name, value) for name, value in passed)
-    }
-
-
-def _time(text: Any) -> datetime | None:
-    with suppress(TypeError, ValueError, OverflowError):
-        created = datetime.fromisoformat(text)
-        return created.astimezone(UTC) if created.tzinfo else None
-    return None
+    return texts(dict(wire.event_attribute(name, value) for name, value in passed))

@@ -8,16 +8,8 @@ ID, TIMESTAMP, SIGNATURE = "webhook-id", "webhook-timestamp", "webhook-signature
 """The specification's headers."""
 OURS, OUR_SIGNATURE = "outbox", "outbox-signature"
 """A JSON object with everything but the payload, and its signature."""
-MESSAGE_ID, TOPIC, KEY, CREATED, TYPE, HEADERS, ATTEMPT = (
-    "id",
-    "topic",
-    "key",
-    "created",
-    "type",
-    "headers",
-    "attempt",
-)
-"""The names in that object."""
+ATTEMPT = "attempt"
+"""The number of the send, in that object."""
 LARGEST = 1_048_576
 """The most bytes of a body, unless the options say otherwise."""
 BYTES = "application/octet-stream"

@@ -1,10 +1,9 @@
 """A message as the headers of a request; the body is its payload."""
 
-import json
 import re
 from collections.abc import Mapping
-from typing import Any
 
+from inbox_outbox_base.brokers.described import FOR_TOOLS, described
 from inbox_outbox_base.brokers.webhook import wire
 from inbox_outbox_base.words.outgoing import Envelope
 
@@ -13,13 +12,9 @@ from .endpoint import WebhookEndpoint
 LARGEST_HEADERS = 8_000
 """The most bytes of a request's headers: many servers take no more."""
 
-_FOR_TOOLS = ("traceparent", "tracestate")
-"""Headers that are also headers of the request, for tools that know nothing of an outbox."""
 _VALUE = re.compile(r"[!-~](?:[ -~]*[!-~])?")
 """What every server reads as it was written."""
 _LINE = len(": \r\n")
-_compact = json.JSONEncoder(separators=(",", ":")).encode
-"""With escapes: any text is carried."""
 
 RequestHeaders = list[tuple[str, str]]
 
@@ -41,7 +36,11 @@ def headers_of(envelope: Envelope, endpoint: WebhookEndpoint, *, now: float, lar
         raise ValueError("payload=None (a tombstone), which webhooks do not have")
     if len(body) > largest:
         raise ValueError(f"payload: {len(body)} bytes, and largest={largest}")
-    request_id, timestamp, ours = wire.request_id(envelope.id), str(int(now)), _compact(_own(envelope))
+    request_id, timestamp, ours = (
+        wire.request_id(envelope.id),
+        str(int(now)),
+        described(envelope, **{wire.ATTEMPT: envelope.attempt}),
+    )
     signature, our_signature = endpoint.signers.signatures(request_id, timestamp, body, ours)
     found = [
         ("content-type", _content_type(envelope.content_type)),
@@ -60,24 +59,12 @@ def headers_of(envelope: Envelope, endpoint: WebhookEndpoint, *, now: float, lar
     return found
 
 
-def _own(envelope: Envelope) -> dict[str, Any]:
-    own: dict[str, Any] = {
-        wire.MESSAGE_ID: envelope.id,
-        wire.TOPIC: envelope.topic,
-        wire.CREATED: envelope.created_at.isoformat(),
-        wire.TYPE: envelope.content_type,
-        wire.ATTEMPT: envelope.attempt,
-    }
-    own |= {} if envelope.key is None else {wire.KEY: envelope.key}
-    return own | ({wire.HEADERS: dict(envelope.headers)} if envelope.headers else {})
-
-
 def _content_type(given: str) -> str:
     return given if _VALUE.fullmatch(given) else wire.BYTES
 
 
 def _copies(headers: Mapping[str, str]) -> RequestHeaders:
     """Headers of the message that others read: those of traces, and a CloudEvent's attributes."""
-    copies = [(name, headers[name]) for name in _FOR_TOOLS if _VALUE.fullmatch(headers.get(name, ""))]
+    copies = [(name, headers[name]) for name in FOR_TOOLS if _VALUE.fullmatch(headers.get(name, ""))]
     events = [wire.event_header(name, value) for name, value in headers.items()]
     return copies + [each for each in events if each is not None]

@@ -1,16 +1,14 @@
 """Publish an outbox's messages as webhooks, through httpcore, the core of httpx (extra `webhook`)."""
 
 import ssl
-import threading
 from collections.abc import Generator, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any
 
 from inbox_outbox_base.brokers.webhook.wire import LARGEST
 from inbox_outbox_base.checks.extras import brought_by
 from inbox_outbox_base.words.outgoing import Envelope, Outcome
-from outbox._publishers.loop_thread import LoopThread
+from outbox._publishers.loop_thread import PublisherInLoop
 
 with brought_by("webhook"):
     from .async_publisher import AsyncWebhookPublisher, Endpoints
@@ -18,11 +16,8 @@ with brought_by("webhook"):
 
 __all__ = ["AsyncWebhookPublisher", "WebhookEndpoint", "WebhookPublisher"]
 
-_inherited: list[Any] = []
-"""A fork's copies of its parent's connections: closing them here would disturb the parent's event loop."""
 
-
-class WebhookPublisher:
+class WebhookPublisher(PublisherInLoop[AsyncWebhookPublisher]):
     """A `Publisher` that posts each message to an endpoint, and says `Accepted` once that has answered with a
     status of success (2xx).
 
@@ -61,7 +56,7 @@ class WebhookPublisher:
         concurrency: int = 8,
         timeout: float | timedelta = 10,
     ) -> None:
-        self._new_core = partial(
+        new = partial(
             AsyncWebhookPublisher,
             endpoints,
             allow=allow,
@@ -70,13 +65,7 @@ class WebhookPublisher:
             concurrency=concurrency,
             timeout=timeout,
         )
-        self._core = self._new_core()
-        self._thread: LoopThread | None = None
-        self._starting = threading.Lock()
-        self.timeout = self._core.timeout
-
-    def __repr__(self) -> str:
-        return repr(self._core).removeprefix("Async")
+        super().__init__(new, "outbox webhook")
 
     def check(self, lease: float) -> None:
         """Check that the settings keep the guarantee within a lease of this many seconds.
@@ -88,8 +77,7 @@ class WebhookPublisher:
             UnsafeBroker: `timeout` is not shorter than the lease, or an endpoint has only addresses that may
                 not be connected to; it names the setting, and no secret.
         """
-        thread, core = self._running()
-        thread.run(core.check(lease))
+        super().check(lease)
 
     def send(self, batch: Sequence[Envelope]) -> Generator[tuple[int, Outcome]]:
         """Send a batch of one topic, and yield each message's place and outcome as the answers arrive. Errors
@@ -101,31 +89,8 @@ class WebhookPublisher:
         of more than this message. `Unknown`: sent, but the connection broke or the time ran out before the
         answer.
         """
-        thread, core = self._running()
-        yield from thread.iterate(core.send(batch))
+        yield from super().send(batch)
 
     def begin_no_more(self) -> None:
         """Let running sends begin no further requests; the outcome of their messages is `Unavailable`."""
         self._core.begin_no_more()
-
-    def close(self) -> None:
-        """Close the connections; another `send` opens new ones."""
-        with self._starting:
-            self._leave_inherited()
-            thread, core = self._thread, self._core
-            self._thread, self._core = None, self._new_core()
-        if thread is not None:
-            thread.run(core.close())
-            thread.close()
-
-    def _running(self) -> tuple[LoopThread, AsyncWebhookPublisher]:
-        with self._starting:
-            self._leave_inherited()
-            if self._thread is None:
-                self._thread = LoopThread("outbox webhook")
-            return self._thread, self._core
-
-    def _leave_inherited(self) -> None:
-        if self._thread is not None and self._thread.is_inherited:
-            _inherited.append((self._thread, self._core))
-            self._thread, self._core = None, self._new_core()
